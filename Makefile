@@ -24,7 +24,7 @@ test: .venv/tested browser  ## what a change is tried with
 
 # What is long by nature: every architecture, many kills at random moments, memory as the kernel counts it, repos of
 # every kind loaded by their own libraries.
-thorough: .venv/tested .venv/loaders/installed browser  ## what is long by nature
+thorough: .venv/tested .venv/loaders/installed .venv/llama/logits browser  ## what is long by nature
 	$(BIN)/python -m pytest -m thorough --numprocesses 2 --dist worksteal
 
 versions: .venv/tested  ## run the tests of the Hub with the oldest and newest libraries
@@ -65,7 +65,7 @@ live: .venv/installed  ## ask the Hub itself, with a token
 
 # Coverage-guided fuzzing of what reads strangers' bytes, a million executions each (Linux on x86-64 only);
 # `make fuzz TARGET=archive` for one of them. What is found is kept in fuzz/.
-TARGET ?= header index archive pickle report sharding_info metadata
+TARGET ?= header gguf index archive pickle report sharding_info metadata
 fuzz: .venv/tested  ## look for bytes that crash what reads strangers' files
 	$(BIN)/pip install --quiet -r tests/fuzz/requirements.txt
 	for target in $(TARGET); do $(BIN)/python -m tests.fuzz $$target -runs=1000000 || exit 1; done
@@ -111,6 +111,10 @@ help:  ## list these
 .venv/tested: .venv/installed tests/requirements.txt
 	$(BIN)/pip install --quiet -r tests/requirements.txt
 	touch $@
+
+# llama.cpp as npm has it, with its gguf-split (half a minute; npm, git and g++).
+.venv/llama/logits: .venv/installed .ci/llama tests/kinds/logits.cpp
+	.ci/llama
 
 # Apart from all else: transformers imports torchvision wherever it finds one, and that of the index imports only beside
 # a torch that was built for the same CUDA.

@@ -14,6 +14,7 @@ _COMMANDS = (
     "ordinary.py",
     "lora.py",
     "archive.py",
+    "gguf.py --hub",
     "plan.py",
     "hostile.py --pairs 1",
     "scale.py --chart bench/scale.svg",

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from sharding.checkpoint.documents import read_card_base
+from sharding.checkpoint.gguf import EVERY
 from sharding.checkpoint.read import read_checkpoint, read_inputs
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
@@ -81,7 +82,7 @@ def inspect(source: str, *, endpoint: str | None = None, token: str | None = Non
     """
     options, hub = Options(**chosen), _hub(endpoint, token)
     origin = open_inputs({"model": source, **options.inputs}, hub)
-    checkpoint = offering(_read(origin, options.variant))
+    checkpoint = offering(_read(origin, replace(options, variant=options.variant or EVERY)))
     return _beside_original(checkpoint, origin, source, hub) if origin.ref.is_pinned else checkpoint
 
 
@@ -91,12 +92,13 @@ def inspect_inputs(
     most_tensors: int = MAX_TENSORS,
     most_bytes: int | None = None,
     *,
+    format: Literal["gguf"] | None = None,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Content:
     """Do what `inspect` does with `inputs` by their roles, but read at most so much. Raises also WeightsNeeded."""
     origin = open_inputs(inputs, _hub(endpoint, token))
-    return offering(_read(origin, variant, most_tensors, most_bytes))
+    return offering(_read(origin, Options(variant=variant, format=format), most_tensors, most_bytes))
 
 
 def plan(
@@ -119,7 +121,7 @@ def plan(
     request = Request(source, "", options)
     request.refuse_contradictions()
     origin = open_inputs(request.inputs, _hub(endpoint, token))
-    checkpoint = offering(_read(origin, options.variant))
+    checkpoint = offering(_read(origin, options))
     plan = planned(checkpoint, options)
     return as_read(checkpoint, plan), plan
 
@@ -185,7 +187,7 @@ def _run(request: Request, endpoint: str | None, token: str | None) -> Generator
             prepared = stack.enter_context(prepared_classic(origin, options))
         else:
             noted = noting(origin.sources)
-            checkpoint = _read(origin.through(noted), options.variant)
+            checkpoint = _read(origin.through(noted), options)
             plan = planned(checkpoint, options)
             checkpoint = as_read(checkpoint, plan)
             prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
@@ -364,11 +366,11 @@ def _open(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
     return origin, target
 
 
-def _read(origin: Inputs, variant: str, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
+def _read(origin: Inputs, options: Options, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
-    checkpoint = read_inputs(origin, variant, most_tensors, most_bytes)
+    checkpoint = read_inputs(origin, options.variant, most_tensors, most_bytes, options.format)
     base = origin.of("base")
-    if base is None:
+    if base is None or checkpoint.format == "gguf":
         return checkpoint
     trained = read_checkpoint(base, most_tensors=most_tensors)
     after = ordinary(trained)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sharding.checkpoint.adapter import head_is_copy, with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
+from sharding.checkpoint.gguf import EVERY, holds_only_gguf, read_models
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.notes import read_notes
 from sharding.checkpoint.readers import reader_of
@@ -37,10 +38,17 @@ _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$
 
 
 def read_inputs(
-    origin: Inputs, variant: str = "", most_tensors: int = MAX_TENSORS, most_bytes: int | None = None
+    origin: Inputs,
+    variant: str = "",
+    most_tensors: int = MAX_TENSORS,
+    most_bytes: int | None = None,
+    format: str | None = None,
 ) -> Content:
     """Return the checkpoint at `origin`, in its `others` the inputs that give numbers. Raises as `read_checkpoint`."""
-    checkpoint = with_adapter(read_checkpoint(origin, variant, most_tensors), origin, most_bytes, most_tensors)
+    checkpoint = read_checkpoint(origin, variant, most_tensors, format)
+    if checkpoint.format == "gguf":
+        return checkpoint
+    checkpoint = with_adapter(checkpoint, origin, most_bytes, most_tensors)
     for number, place in enumerate(origin.places):
         if place.role in ("like", "fill"):
             other = _of_input(read_checkpoint(origin.sources[number], most_tensors=most_tensors), place, number)
@@ -58,12 +66,20 @@ def _of_input(content: Content, place: Place, number: int) -> Content:
     return replace(content, source=place, tensors=from_source(content.tensors, number), weight_files=files)
 
 
-def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TENSORS) -> Content:
+def read_checkpoint(
+    source: Files, variant: str = "", most_tensors: int = MAX_TENSORS, format: str | None = None
+) -> Content:
     """Return the tensors, side files and findings of `source`, in `variant` where there is that.
 
-    Raises SourceError, HeaderError for a broken weight file, and TooManyTensors before it reads so long a list.
+    With the `format` "gguf" these are its GGUF models, also without it if the source has no other weights. Raises
+    SourceError, HeaderError for a broken weight file, and TooManyTensors before it reads so long a list.
     """
     by_path = {file.path: file for file in source.files}
+    if format == "gguf" or (not format and holds_only_gguf(by_path)):
+        models = read_models(source, variant, most_tensors)
+        _refuse_unreadable(source, models.side_files)
+        return replace(models, findings=(*describe_source(source), *models.findings))
+    variant = "" if variant == EVERY else variant
     folders = by_folder(by_path)
     documents, layout = read_layout(source, by_path, folders)
     refuse_links(source.links_out, layout.folders)

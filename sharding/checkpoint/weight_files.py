@@ -137,7 +137,7 @@ _BY_TRANSFORMERS_4 = "Convert them with transformers 4: load them with %s and ca
 _ELSEWHERE = {
     ".gguf": (
         "GGUF weights for llama.cpp",
-        "To split them, use gguf-split from llama.cpp. To get safetensors, load them once with gguf_file=… in "
+        "To split or merge them, ask for the format gguf. To get safetensors, load them once with gguf_file=… in "
         "transformers and call save_pretrained.",
     ),
     ".h5": ("TensorFlow weights", _BY_TRANSFORMERS_4 % "from_tf=True"),

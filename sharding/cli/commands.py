@@ -163,11 +163,11 @@ def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
     """Show what a checkpoint holds, from its headers only."""
     with _outcome(as_json) as terminal:
         from sharding import job
-        from sharding.report import report, schema
+        from sharding.report import report
 
         checkpoint = job.inspect(source, **chosen, token=hub_token())
         if as_json:
-            _print_json(schema.to_json(report.summarize_source(checkpoint)))
+            _print_json(report.inspection_json(checkpoint))
         else:
             terminal.checkpoint(checkpoint)
 

@@ -211,7 +211,7 @@ class Options:
     variant: str = _option(
         "",
         "--variant",
-        "Which weights, if a repo has several: fp16",
+        "Which weights, if a repo has several: fp16, Q4_K_M",
         group="Where",
         metavar="NAME",
         commands=("inspect", "plan", "shard", "verify"),
@@ -320,6 +320,18 @@ class Options:
         computes=True,
     )
 
+    format: Literal["gguf"] | None = _option(
+        None,
+        "--format",
+        "gguf: the GGUF models of a repo that has other weights too",
+        group="Where",
+        metavar="gguf",
+        commands=("inspect", "plan", "shard", "verify"),
+        tools=("inspect", "plan", "shard"),
+        excludes={"engine": "The classic engine loads no GGUF files."},
+        since=15,
+    )
+
     def __post_init__(self) -> None:
         texts = (name for name, option in _declared(Options).items() if option.role or option.is_list)
         for name in ("variant", *texts):
@@ -341,6 +353,8 @@ class Options:
         if bool(self.fill) != bool(self.fill_from):
             message = "What to fill and where it comes from belong together."
             raise UsageError(message, "Write --fill GLOB --from owner/name.", Remedy("by_hand"))
+        if self.format is not None:
+            chosen("format", self.format, ("gguf",))
         chosen("dtype", self.dtype, get_args(TargetDtype))
         if self.rank is not None and not 0 <= self.rank < self.ranks:
             ranks = f"one from 0 to {self.ranks - 1}" if self.ranks else "the strategy pp:N, which has N ranks"

@@ -16,7 +16,7 @@ from sharding.core.recipe import Recipe
 
 Library = Literal[
     "transformers", "diffusers", "sentence-transformers", "peft", "timm", "open_clip", "spacy",
-    "pytorch_model_hub_mixin", "unknown",
+    "pytorch_model_hub_mixin", "llama.cpp", "unknown",
 ]  # fmt: skip
 """The library that loads a repo, by its name on the Hub. "unknown" means that no file names one."""
 
@@ -83,6 +83,20 @@ class Tensor(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GgufHead:
+    """What the files of a GGUF model hold besides its tensors.
+
+    `keys` are those of its first file, each with its bytes. `files` and `tensors` are how many the model has. `raw` is
+    empty, except for a single file that nobody would write like that: its header, and the bytes behind each tensor.
+    """
+
+    keys: Mapping[bytes, bytes]
+    files: int
+    tensors: int
+    raw: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Component:
     """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
 
@@ -99,6 +113,7 @@ class Component:
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
     total_parameters: int | None = None
     loads_as: str = ""
+    gguf: GgufHead | None = None
 
     def of_rank(self, rank: int, ranks: int) -> "Component":
         """Return it as the variant of one rank of a pipeline, which has an index and no files of its own."""
@@ -136,6 +151,10 @@ class Content:
     notes: Mapping[str, bytes] = field(default_factory=dict)
     """The bytes of small tensors that say how a quantized weight lies, by their names."""
     named_base: str = ""  # The base that an adapter names, or the model card of a quantized checkpoint.
+    format: str = "safetensors"  # The name of the file format in which a copy is written.
+    sizes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # The variants that one may choose from, each with its bytes.
 
     @property
     def total_bytes(self) -> int:
@@ -160,6 +179,12 @@ class Content:
     def input_tensors(self) -> int:
         """How many tensors it and the other inputs have."""
         return len(self.tensors) + sum(len(other.tensors) for other in self.others)
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of what its headers hold besides tensors, if they are GGUF."""
+        heads = (component.gguf for component in self.components if component.gguf)
+        return sum(len(part) for head in heads for part in (*head.keys.values(), *head.raw))
 
     @property
     def read_files(self) -> tuple[FileEntry, ...]:
@@ -239,8 +264,8 @@ class Shard:
 
     @property
     def folder(self) -> str:
-        """Folder of the file, which is the folder of its component: "" or ending in "/"."""
-        return folder_of(self.file)
+        """Folder of its component: "" or ending in "/"."""
+        return self.tensors[0].folder if self.tensors else folder_of(self.file)
 
 
 Piece = bytes | Tensor  # A part of a file: bytes as they are, or what a recipe makes.

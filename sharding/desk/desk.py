@@ -164,7 +164,8 @@ class Desk(AbstractContextManager["Desk"]):
         return self.submit(reading_both(self.models.compare(original, copy, variant, token)), who, token)
 
     def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
-        original = self.models.inspect(request.source, request.options.variant, token, request.options.inputs)
+        options = request.options
+        original = self.models.inspect(request.source, options.variant, token, options.inputs, format=options.format)
         copy = self.models.inspect(request.destination, "", token)
         if request.kind == "compare" and not (original.has_loadable_copy and copy.is_plain_model):
             hint = "It is a variant, or has the form of another library."

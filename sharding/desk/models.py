@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from sharding import job
@@ -34,6 +34,7 @@ from sharding.verify.verify import stored_digests
 
 PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for anybody at once.
 Named = Mapping[Role, str] | None  # Inputs beside a source, by their roles.
+_TENSOR_BYTES = 500  # What a tensor takes in memory.
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
@@ -53,10 +54,11 @@ class Headers:
         variant: str = "",
         beside: Named = None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
+        format: Literal["gguf"] | None = None,
     ) -> Content:
         """Return the checkpoint in `source` as the owner of `token` may see it. A failure is not cached. Raises as
         `job.inspect`, and Later."""
-        key = source, variant, *(beside or {}).items(), fingerprint(token)
+        key = source, variant, format, *(beside or {}).items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
@@ -69,14 +71,14 @@ class Headers:
             return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
             inputs = {"model": source, **(beside or {})}
-            read = partial(job.inspect_inputs, inputs, variant, limits.MAX_PAGE_TENSORS, most_bytes)
+            read = partial(job.inspect_inputs, inputs, variant, limits.MAX_PAGE_TENSORS, most_bytes, format=format)
             checkpoint = read(endpoint=self._endpoint, token=token)
         except BaseException as error:
             with self._lock:
                 self._entries.pop(key, None)
             mine.answer.set_exception(error)
             raise
-        mine.weight = checkpoint.input_tensors
+        mine.weight = checkpoint.input_tensors + checkpoint.key_bytes // _TENSOR_BYTES
         mine.answer.set_result(checkpoint)
         return checkpoint
 
@@ -120,11 +122,17 @@ class Models:
             questions.close()
 
     def inspect(
-        self, source: str, variant: str = "", token: str | None = None, inputs: Named = None, session: str | None = None
+        self,
+        source: str,
+        variant: str = "",
+        token: str | None = None,
+        inputs: Named = None,
+        session: str | None = None,
+        format: Literal["gguf"] | None = None,
     ) -> Content:
         """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
         beside = {role: self._link(text) for role, text in (inputs or {}).items()}
-        read = partial(self._headers.read, self._link(source), token, variant, beside)
+        read = partial(self._headers.read, self._link(source), token, variant, beside, format=format)
         try:
             return read()
         except WeightsNeeded:
@@ -140,7 +148,7 @@ class Models:
         """Return contents and plan, as `job.plan` does. `session` is a caller's without `token`. Raises Refused too."""
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read
-        checkpoint = self.inspect(source, options.variant, token, options.inputs, session)
+        checkpoint = self.inspect(source, options.variant, token, options.inputs, session, options.format)
         caller = _caller(token, session)
         is_large = bool(checkpoint.others) or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
 

@@ -13,7 +13,7 @@ Kind = Literal["embedding", "attention", "mlp", "expert", "norm", "other"]
 _Patterns = tuple[tuple[Kind, re.Pattern[str]], ...]
 _PARTS: _Patterns = (
     ("norm", re.compile(r"norm|layer_?scale|(^|_)[lb]n(_|\d|$)")),
-    ("expert", re.compile(r"expert|\bmoe\b|_moe\b|router")),
+    ("expert", re.compile(r"expert|\bmoe\b|_moe\b|router|_exps$|_shexp$|_gate_inp$")),
     # In diffusers, `time_emb_proj` is a part of a residual block. RemBERT is the name of a model.
     ("embedding", re.compile(r"emb(?!_proj|ert)|^w[tp]e$|lm_head|^head$|predictions$")),
     # In diffusers, a list `attentions` holds whole blocks, with projections and feed-forward layers.
@@ -23,7 +23,7 @@ _PARTS: _Patterns = (
 """What one part of a name tells, in lower case. If it tells several kinds, the first of these counts."""
 _VAGUE: _Patterns = (
     ("expert", re.compile(r"\bmixer\.gate\b")),
-    ("embedding", re.compile(r"^shared\.")),
+    ("embedding", re.compile(r"^shared\.|^output\.weight$")),
     ("attention", re.compile(r"\b(query|key|value)\b")),
     ("mlp", re.compile(r"intermediate|(inter|output)\w*\.dense\b|(up|down|gate)_proj|\b(fc\d?|w[123]|lin\d)\b")),
 )
@@ -41,6 +41,8 @@ def kind_of(name: str) -> Kind:
     ['attention', 'norm', 'mlp']
     >>> [kind_of(name) for name in ("layers.0.mlp.experts.7.up_proj.weight", "transformer.wte.weight", "conv1.weight")]
     ['expert', 'embedding', 'other']
+    >>> [kind_of(f"blk.0.{part}.weight") for part in ("attn_q", "ffn_up", "ffn_up_exps", "attn_norm")]
+    ['attention', 'mlp', 'expert', 'norm']
     >>> kind_of("down_blocks.1.attentions.0.transformer_blocks.0.ff.net.0.proj.weight")
     'mlp'
     """

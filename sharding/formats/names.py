@@ -10,6 +10,7 @@ from sharding.core.values import folder_of, folders_around
 
 SAFETENSORS = ".safetensors"
 SINGLE_NAME = f"model{SAFETENSORS}"
+WRITTEN = (SAFETENSORS, ".gguf")  # Endings of the weight files that a copy may have.
 LOADED = (SAFETENSORS, ".bin")  # Endings of the weights that transformers loads.
 TRAINED = (".distcp", ".metadata")  # Endings of what torch.distributed.checkpoint saves.
 REPORT_NAME = "sharding_report.json"
@@ -99,14 +100,16 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
 
     Files that make the folder a pipeline are among them, because a library then loads the folders that they name.
 
+    >>> rivals(["m-00001-of-00002.gguf"], ["m.gguf", "n.gguf"])
+    {'m.gguf'}
     >>> sorted(rivals(["model-00001-of-00002.safetensors"], ["model.safetensors", "lora.safetensors", "modules.json"]))
     ['model.safetensors', 'modules.json']
     """
-    stems = {_stem(path) for path in ours if path.endswith(".safetensors")}
+    stems = {_stem(path) for path in ours if path.endswith(WRITTEN)}
     folders = {folder_of(stem) for stem in stems}
 
     def is_rival(path: str) -> bool:
-        if path.endswith(".safetensors"):
+        if path.endswith(WRITTEN):
             return _stem(path) in stems
         return path in ENTRANCES or (is_index(path) and ".safetensors." in path and folder_of(path) in folders)
 
@@ -114,7 +117,7 @@ def rivals(ours: Iterable[str], there: Iterable[str]) -> set[str]:
 
 
 def _stem(path: str) -> str:
-    return re.sub(r"(-\d{5,}-of-\d{5,})?\.safetensors$", "", path)
+    return re.sub(r"(-\d{5,}-of-\d{5,})?(?=\.(safetensors|gguf)$)", "", path)
 
 
 def is_weights(name: str) -> bool:

@@ -10,13 +10,14 @@ from typing import Any, get_type_hints
 import gradio as gr
 from gradio.events import api
 
+from sharding.checkpoint.gguf import EVERY
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
 from sharding.core.options import OPTIONS, Option, Options, of_tool
 from sharding.desk import JobRequest
 from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Asked, Refusal
-from sharding.report.report import summarize_plan, summarize_source
+from sharding.report.report import inspection_json, summarize_plan
 from sharding.report.schema import Json, to_json
 
 _MOST_MISMATCHES = 1_000
@@ -93,7 +94,8 @@ class Endpoints(Asked):
         header `Authorization: Bearer hf_...`.
 
         It answers with an object: `architecture`, `total_parameters`, `total_bytes`, `tensors` (their number), `dtypes`
-        (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes).
+        (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes). For GGUF
+        files it has `models` too: the `name`, `variant`, `files`, `bytes`, `tensors` and `dtypes` of each.
 
         Args:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
@@ -101,9 +103,11 @@ class Endpoints(Asked):
         with _api_errors(source, *_texts(chosen)):
             token, asked = self.site.token(request), Options(**chosen)
             try:
-                return to_json(summarize_source(self.desk.models.inspect(source, asked.variant, token, asked.inputs)))
+                wanted = asked.variant or EVERY, token, asked.inputs
+                return inspection_json(self.desk.models.inspect(source, *wanted, format=asked.format))
             except TooManyTensors:
-                overview = self.desk.models.overview(source, token=token, session=_session(request), **chosen)
+                words = asked.variant, token, asked.base
+                overview = self.desk.models.overview(source, *words, _session(request))
                 return to_json(overview.source)
 
     @_taking_options("plan")

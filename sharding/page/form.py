@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from sharding.core.options import OPTIONS, SINGLE_FILE, Option, Options
 from sharding.core.origin import Role
-from sharding.page.goals import GOALS, SAME, fields_of, goal_for, role_asked
+from sharding.page.goals import GOALS, OLLAMA, SAME, fields_of, goal_for, role_asked
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
@@ -155,6 +155,10 @@ class Form:
             components=["textbox"], samples=[[""]], label="Try one of these", elem_id="examples", visible=False
         )
         self.facts = _panel("facts")
+        self.variants = gr.Radio(
+            [(PLAIN, "")], value="", visible=False, elem_id="variants", label="Which weights",
+            info="The repo holds several sets of weights; a copy has one of them.",
+        )  # fmt: skip
 
     def _lay_out_comparison(self) -> None:
         _panel("same-heading", goals_panel(SAME))
@@ -184,10 +188,6 @@ class Form:
         )
 
     def _lay_out_options(self) -> None:
-        self.variants = gr.Radio(
-            [(PLAIN, "")], value="", visible=False, elem_id="variants", label="Which weights",
-            info="The repo holds several sets of weights; a copy has one of them.",
-        )  # fmt: skip
         with gr.Row(elem_classes="fields tops"):
             with gr.Column():
                 self.strategy = _control("strategy")
@@ -257,6 +257,7 @@ class Form:
             variant=values[self.variant],
             allow_overflow=values[self.overflow],
             dequantize=values[self.dequantize],
+            format="gguf" if values.get(self.goal) == OLLAMA else None,
             **_named(self.inputs_in(values)),
             **{name: values[field] for name, field in self.more.items()},
         )

@@ -1,7 +1,7 @@
 """The goals that people come with, drawn in `assets/goals`: each says what it needs and chooses for a model. Pure."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.options import SINGLE_FILE, Options
@@ -13,6 +13,7 @@ from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
 SAME = "is-this-copy-the-same"  # The goal that has a page of its own, without a plan.
+OLLAMA = "ollama"  # The goal that takes the GGUF models of a repo.
 _NOT_QUANTIZED = "Its weights are not quantized, or in a format that this tool cannot read."
 _NO_RUN = "It is an ordinary model, not the files that a training run saved."
 _Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
@@ -102,6 +103,16 @@ def _one_file(checkpoint: Content) -> _Chosen:
     return Options(SINGLE_FILE)
 
 
+def _ollama(checkpoint: Content) -> _Chosen:
+    if checkpoint.format != "gguf":
+        return "It has no GGUF files. Name a repo that has some: their names often end with GGUF."
+    return Options(SINGLE_FILE, format="gguf")
+
+
+def _is_for_ollama(checkpoint: Content) -> bool:
+    return checkpoint.format == "gguf" and len(checkpoint.weight_files) == 1
+
+
 def _merge(checkpoint: Content) -> _Chosen:
     if needs_base(checkpoint):
         return "These are files of a training run. Make an ordinary model of them first."
@@ -116,7 +127,7 @@ def _like(checkpoint: Content) -> _Chosen:
     return Options(_as_today(checkpoint))
 
 
-GOALS: Mapping[str, Goal] = {
+_ALL: Mapping[str, Goal] = {
     "slow-connection": Goal(
         "Smaller files",
         "Many small files instead of a few large ones",
@@ -151,6 +162,15 @@ GOALS: Mapping[str, Goal] = {
         _one_file,
         is_likely=lambda one: len(one.weight_files) > 1 and not (one.of_ranks or has_components(one)),
         examples=("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B"),
+    ),
+    OLLAMA: Goal(
+        "One file for ollama",
+        "A GGUF model in parts becomes one file",
+        "ollama cannot pull a GGUF model that is cut into several files. This makes one file of them.",
+        _ollama,
+        is_likely=lambda one: one.format == "gguf" and len(one.weight_files) > 1,
+        answer=lambda one: "It is one file already, so ollama pulls it as it is." if _is_for_ollama(one) else "",
+        is_done=_is_for_ollama,
     ),
     "unquantize": Goal(
         "Ordinary weights",
@@ -204,11 +224,23 @@ GOALS: Mapping[str, Goal] = {
         lambda _: "It compares two models, and makes no copy.",
     ),
 }
+
+
+def _unless_gguf(choose: Callable[[Content], _Chosen]) -> Callable[[Content], _Chosen]:
+    return lambda one: choose(one) if one.format != "gguf" else "It is a GGUF model. Its tensors stay as they are."
+
+
+GOALS: Mapping[str, Goal] = {
+    name: goal if name in (OLLAMA, "slow-connection", SAME) else replace(goal, choose=_unless_gguf(goal.choose))
+    for name, goal in _ALL.items()
+}
 """By the name in a link: `?goal=one-file`."""
 
 
 def goal_for(options: Options) -> str:
-    """Return the goal that asks for an input which `options` name, "" if none does."""
+    """Return the goal that asks for an input which `options` name, or for GGUF files, "" if none does."""
+    if options.format:
+        return OLLAMA
     return next((name for name, goal in GOALS.items() if goal.role in options.inputs), "")
 
 

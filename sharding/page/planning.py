@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 from markupsafe import Markup
@@ -20,12 +20,22 @@ from sharding.drawing.model_map import map_of_plan
 from sharding.page import panels
 from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
-from sharding.page.goals import GOALS, fields_of, goals_of, has_components, is_adapter, is_vain, role_asked, sole_goal
+from sharding.page.goals import (
+    GOALS,
+    OLLAMA,
+    fields_of,
+    goals_of,
+    has_components,
+    is_adapter,
+    is_vain,
+    role_asked,
+    sole_goal,
+)
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
 from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import Offer, offer
-from sharding.planning.devices import needed
+from sharding.planning.devices import Need, needed, where_it_fits
 from sharding.planning.explain import gathered
 from sharding.planning.plan import identify_plan
 from sharding.planning.sizes import size_stops, stop_for, usual_size
@@ -51,7 +61,7 @@ class Planning(Events):
             return {**self._hidden(values), **goals, form.repo_message: ""}
         of_ranks, swapped = False, dict[Any, Any]()
         try:
-            checkpoint, taken, remark = self._read(source, variant, token)
+            checkpoint, taken, remark = self._read(source, variant, token, "gguf" if goal == OLLAMA else None)
             if not goal and (goal := sole_goal(checkpoint)):
                 swapped = {form.goal: goal, form.repo: gr.Dropdown(label=GOALS[goal].source)}
             if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
@@ -100,7 +110,7 @@ class Planning(Events):
             form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if by_goal else {})),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
-            form.variants: _variants({taken, *checkpoint.other_variants}, **another),
+            form.variants: _variants({taken, *checkpoint.other_variants}, checkpoint.sizes, **another),
             form.variant: gr.Textbox(**another),
             form.facts: panels.facts_panel(summarize_source(checkpoint), card),
             form.size: gr.Textbox(seen[form.size]) if seen[form.size] != values[form.size] else gr.Textbox(),
@@ -183,7 +193,7 @@ class Planning(Events):
         largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
         may = may_overflow(after)
         loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
-        parts = has_components(checkpoint)
+        parts, is_gguf = has_components(checkpoint), checkpoint.format == "gguf"
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
             folders = Counter[str]()
@@ -206,7 +216,7 @@ class Planning(Events):
             **({form.sizes: panels.sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
             form.measure: _possible(loads),
-            form.engine: self._engine(classic if "engine" not in options.contradicted else None),
+            form.engine: self._engine(None if is_gguf or "engine" in options.contradicted else classic),
             form.proof: gr.Radio(
                 info=f"The job takes {panels.about(*again)} if it reads everything again. It takes "
                 f"{panels.about(*sampled)} if it trusts the Hub's hashes. Then only a sample is read, and the result "
@@ -271,14 +281,16 @@ class Planning(Events):
         except ShardingError as error:
             return panels.problem(error)
 
-    def _read(self, source: str, variant: str, token: str | None) -> tuple[Content, str, str]:
+    def _read(
+        self, source: str, variant: str, token: str | None, format: Literal["gguf"] | None = None
+    ) -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
         try:
-            return self.desk.models.inspect(source, variant, token), variant, ""
+            return self.desk.models.inspect(source, variant, token, format=format), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
             remark = panels.message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
-            return self.desk.models.inspect(source, taken, token), taken, remark
+            return self.desk.models.inspect(source, taken, token, format=format), taken, remark
 
 
 def _possible(it_is: bool) -> gr.Checkbox:
@@ -298,7 +310,15 @@ def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
     )
 
 
-def _variants(there: Collection[str], **value: Any) -> gr.Radio:
+def _variants(there: Collection[str], sizes: Mapping[str, int], **value: Any) -> gr.Radio:
     taken = {value["value"]} if "value" in value else set()
+    if len(sizes) > 1:  # each GGUF model, the smallest first, with the least place that holds it
+        names = sorted(sizes, key=lambda name: sizes[name])
+        return gr.Radio([(f"{name}: {_held(sizes[name])}", name) for name in names], visible=True, **value)
     names = sorted({*sorted(there)[:_MOST_VARIANTS], *taken})
     return gr.Radio([(name or PLAIN, name) for name in names], visible=len(there) > 1, **value)
+
+
+def _held(size: int) -> str:
+    fits = (fit.place for fit in where_it_fits(Need(size)) if fit.spare_bytes >= 0)
+    return f"{format_bytes(size)}, fits {next(fits, 'none of the machines below')}"

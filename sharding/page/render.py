@@ -109,7 +109,7 @@ _HELP: dict[RemedyKind, Help] = {
     "use_classic_engine": Help("The command line can do it: it loads the model in its own process and saves it again."),
 }
 _OF_FINDINGS = {
-    "variants": "To copy one of them instead, choose it under Advanced.",
+    "variants": "To copy one of them instead, choose it above.",
     "no-base": 'Name it in the field "The model that was trained".',
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",

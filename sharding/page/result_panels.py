@@ -17,7 +17,15 @@ from sharding.page.render import render
 from sharding.planning.devices import parse_budgets
 from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
-from sharding.report.snippets import COLAB, download_snippet, how_to_check, loading_snippets, pipeline_snippets, writes
+from sharding.report.snippets import (
+    COLAB,
+    download_snippet,
+    gguf_snippets,
+    how_to_check,
+    loading_snippets,
+    pipeline_snippets,
+    writes,
+)
 from sharding.verify.trust import Level, Trust
 
 TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"  # The ladder of proofs.
@@ -82,7 +90,9 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
 def _snippets(report: Report, place: str) -> Mapping[str, str]:
     """Return how to use the result at `place`, by the name of the tool: first what it was probably made for."""
     source, plan = report.source, report.plan
-    load = loading_snippets(place, source.architecture, source.library, source.variant, source.weights_name)
+    load = gguf_snippets(report, place) or loading_snippets(
+        place, source.architecture, source.library, source.variant, source.weights_name
+    )
     get, load = download_snippet(report, place), {**pipeline_snippets(report, place), **load}
     if len(plan.shards) == 1:
         return {**get, **load}

@@ -135,7 +135,7 @@ class Showing(Events):
         if report.source.place.is_pinned:
             source, options = decided_by(report)
             with suppress(ShardingError):
-                original = self.desk.models.inspect(source, options.variant, token)
+                original = self.desk.models.inspect(source, options.variant, token, format=options.format)
                 if not report.needs_folder and any(one.by or not one.changed for one in report.plan.made):
                     plan = self.desk.models.plan(*asked_of(report), token)[1]
         return self.desk.models.inspect(copy, "", token), original, plan

@@ -116,6 +116,8 @@ def offer(checkpoint: Content) -> Offer | None:
 
 def ordinary(checkpoint: Content) -> Draft | None:
     """Return what a copy with ordinary weights would hold: as it is, or dequantized to bf16. None if it cannot be."""
+    if checkpoint.format == "gguf":
+        return None
     says_so = any(quantization_of(config) is not None for config in checkpoint.configs.values())
     is_plain = {tensor.dtype for tensor in checkpoint.tensors} <= quantization.PLAIN
     if is_plain or not (says_so or quantized_in(checkpoint.tensors)):

@@ -15,19 +15,24 @@ from sharding.core.extras import require
 from sharding.core.hints import Hints, ModelHints
 from sharding.core.made import without_effect
 from sharding.core.options import Options
-from sharding.core.text import count, format_bytes, json_file, name_some
-from sharding.core.values import Component, Content, Finding, Plan, Shard, ShardRecord, Tensor
-from sharding.formats.file_formats import FORMATS
+from sharding.core.text import count, json_file, name_some
+from sharding.core.values import Component, Content, Finding, Plan, ShardRecord, Tensor
+from sharding.formats.file_formats import FORMATS, format_of
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
 from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.draft import Draft
+from sharding.planning.gguf import plan_models
+from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     """Return the plan for a copy of `content` with `options`. Raises UsageError, SourceError and Refused."""
+    if content.format == "gguf":
+        models: Plan = asks.run("plan", partial(plan_models, content, options))
+        return models
     draft = drafted(content, options, asks)
     for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
         require(what)
@@ -147,17 +152,17 @@ def plan_shards(
     stages = order.cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
     parts_of = [parts for _, parts in stages] or [[queue]]
     groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
-    shards = _shards_of(list(chain.from_iterable(groups)), component)
+    shards = shards_of(list(chain.from_iterable(groups)), component, FORMATS["safetensors"])
     counted = component.total_parameters if options.rank is None else None
     counted = sum(tensor.parameters for tensor in queue) if counted is None else counted
-    oversized = () if is_whole else _oversized(shards, options.max_shard_bytes)
+    too_large = () if is_whole else oversized(shards, options.max_shard_bytes)
     return Plan(
         shards=tuple(shards),
         components=(replace(component, total_parameters=counted),),
         total_bytes=sum(shard.bytes for shard in shards),
         total_parameters=counted,
         options=options,
-        findings=(*findings, *oversized),
+        findings=(*findings, *too_large),
         stages=tuple(order.with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
         pipeline=hints.pipeline if hints and options.ranks else None,
     )
@@ -193,35 +198,16 @@ def identify_plan(plan: Plan) -> str:
     for change in (change for change in plan.made if change.by):
         sha256.update(f"{change.evidence} unchanged\0".encode())
     for shard in plan.shards:
-        metadata = sorted(plan.component(shard).metadata.items())
+        component = plan.component(shard)
+        metadata = sorted(component.metadata.items())
+        if component.gguf:
+            sha256.update(next(iter(format_of(plan).pieces(plan, shard))))  # type: ignore[arg-type]
         sha256.update("\0".join([shard.file, *(f"{len(key)} {key}{text}" for key, text in metadata)]).encode())
         # The fields that decide a header, because its JSON takes three times as long.
         fields = [f"{len(name)} {name}{dtype}{shape}" for name, dtype, shape, *_ in shard.tensors]
         sha256.update("".join(fields).encode())
         sha256.update(b"".join([tensor.recipe.key() for tensor in shard.tensors]))
     return sha256.hexdigest()
-
-
-def _shards_of(groups: Sequence[Iterable[Tensor]], component: Component) -> list[Shard]:
-    """Return a named shard for each of `groups`, with its tensors in the order of the file."""
-    written, shards = FORMATS["safetensors"], []
-    for number, group in enumerate(groups, start=1):
-        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-        tensors = tuple(written.order(group))
-        shards.append(Shard(written.name(component, suffix), tensors, sum(tensor.bytes for tensor in tensors)))
-    return shards
-
-
-def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
-    for shard in (shard for shard in shards if shard.bytes > max_shard_bytes):
-        names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
-        who, only = f"The tensor {names[0]} ({size}) is", "this tensor"
-        if len(names) > 1:
-            who = f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
-            only = "these tensors"
-        message = f"{who} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only {only}."
-        hint = f"A tensor is never cut. To keep all files within the limit, choose one above {size}."
-        yield Finding("warning", "oversized-tensor", message, hint)
 
 
 def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, object]) -> list[list[Tensor]]:

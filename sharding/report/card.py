@@ -13,7 +13,7 @@ from sharding.formats.model_card import ModelCard
 from sharding.formats.names import MAP_NAME, PICTURE_NAME
 from sharding.report.comparison import ComparisonSummary
 from sharding.report.schema import Report
-from sharding.report.snippets import how_to_check, loading_code, pipeline_snippets
+from sharding.report.snippets import gguf_snippets, how_to_check, loading_code, pipeline_snippets
 
 TAGS = ("sharded", "shard-my-repo")
 _ORIGINAL = "<!-- the card of the original -->"
@@ -154,7 +154,9 @@ def _loading(report: Report) -> Iterable[str]:
         script, commands = snippets.values()
         yield f"To load it as a pipeline, run this `pipeline.py` on every machine:\n\n```python\n{script}```\n"
         yield f"```sh\n{commands}```\n"
-    if report.plan.rank is None:
+    if lines := gguf_snippets(report, repo):
+        yield f"```sh\n{''.join(lines.values())}```\n"
+    elif report.plan.rank is None:
         source = report.source
         code = loading_code(repo, source.library, source.architecture, source.variant, source.weights_name)
         yield f"```python\n{code}\n```\n"

@@ -16,10 +16,12 @@ from sharding.core.origin import Place
 from sharding.core.values import Content, Finding, Plan, ShardRecord, TensorDigest
 from sharding.core.verification import Verification
 from sharding.formats.file_formats import format_of
+from sharding.formats.gguf import parts_of
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.loading.measure import stored_dtypes
 from sharding.planning.explain import sentence
+from sharding.planning.order import by_folder
 from sharding.planning.plan import identify_plan
 from sharding.recipes.stored import are_stored
 from sharding.report import schema
@@ -32,6 +34,32 @@ def summarize_source(checkpoint: Content) -> Inspection:
     """Return the facts in the headers of a source, and the files beside its weights."""
     side_files = tuple(schema.SideFile(file=file.path, bytes=file.bytes) for file in checkpoint.side_files)
     return Inspection(**_facts(checkpoint), side_files=side_files, findings=checkpoint.findings)
+
+
+def inspection_json(checkpoint: Content) -> Json:
+    """Return the facts about a source for JSON, with its `models` if they are GGUF."""
+    models = {"models": _models(checkpoint)} if checkpoint.format == "gguf" else {}
+    return schema.to_json(summarize_source(checkpoint)) | models
+
+
+def _models(checkpoint: Content) -> list[Json]:
+    models = {component.folder: component for component in checkpoint.components if component.gguf}
+    tensors = by_folder(checkpoint.tensors, models)
+    files = {
+        name: [file for file in checkpoint.weight_files if (parts_of(file.path) or ("",))[0] == name]
+        for name in (component.stem for component in models.values())
+    }
+    return [
+        {
+            "name": one.stem,
+            "variant": one.variant,
+            "files": [file.path for file in files[one.stem]],
+            "bytes": sum(file.bytes for file in files[one.stem]),
+            "tensors": len(tensors[folder]),
+            "dtypes": stored_dtypes(tensors[folder]),
+        }
+        for folder, one in models.items()
+    ]
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:

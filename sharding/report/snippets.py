@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sharding.core.hints import PipelineCut
 from sharding.core.options import Request
 from sharding.core.values import Library
+from sharding.formats.gguf import parts_of, tag_of
 from sharding.formats.names import SAFETENSORS
 from sharding.report.report import decided_by
 from sharding.report.schema import Report
@@ -136,6 +137,26 @@ model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
     last = _SENTENCE if writes(architecture) else _COUNT
     cell = f"!pip install -qU transformers accelerate\n{load}{last}"
     return {"transformers": load, "accelerate": dispatch, COLAB: cell}
+
+
+def gguf_snippets(report: Report, place: str) -> Mapping[str, str]:
+    """Return the commands that load the GGUF models at `place`, by the name of the tool. Empty for other formats.
+
+    ollama pulls a model from a repo if it is one file, and reads no revision.
+    """
+    if report.source.library != "llama.cpp":
+        return {}
+    is_folder = place.startswith((".", "/", "~"))
+    repo, lines = place.partition("@")[0], dict[str, list[str]]()
+    for shard in report.plan.shards:
+        name, number, count = parts_of(shard.file) or (shard.file, 1, 1)
+        at = f"{repo}:{tag_of(name)}".removesuffix(":")
+        if number == 1:
+            serve = f"-m {shlex.quote(f'{place}/{shard.file}')}" if is_folder else f"-hf {shlex.quote(at)}"
+            lines.setdefault("llama.cpp", []).append(f"llama-server {serve}\n")
+            if count == 1 and not is_folder:
+                lines.setdefault("ollama", []).append(f"ollama pull {shlex.quote(f'hf.co/{at}')}\n")
+    return {tool: "".join(commands) for tool, commands in sorted(lines.items(), reverse=True)}
 
 
 def writes(architecture: str | None) -> bool:

@@ -20,7 +20,7 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Destination, Discarded, Inputs, LentDestination
 from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob, folder_of, folders_around
-from sharding.formats.names import ENTRANCES, REPORT_NAME, SAFETENSORS, is_index, is_weights, refuse_clashes, rivals
+from sharding.formats.names import ENTRANCES, REPORT_NAME, WRITTEN, is_index, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_names import (
     by_removal,
     forget_names,
@@ -174,12 +174,14 @@ class FolderDestination(FolderSink, Destination):
                 folder.mkdir(exist_ok=True)
             self._put(parts, lambda path: not (is_index(path) or path in ENTRANCES))
             sync_folders(folders)
-            for shard in records:
-                os.replace(self._place(shard), self._folder / shard)
-            for is_due in (is_index, ENTRANCES.__contains__):
+            first, *others = records
+            for shards in others, [first]:  # llama.cpp begins with the first one
+                for shard in shards:
+                    os.replace(self._place(shard), self._folder / shard)
                 sync_folders(folders)
+            for is_due in (is_index, ENTRANCES.__contains__):
                 self._put(parts, is_due)
-            sync_folders(folders)
+                sync_folders(folders)
             for part in self._parts():  # the records
                 part.unlink(missing_ok=True)
             self._journal.remove()
@@ -324,7 +326,7 @@ class FolderDestination(FolderSink, Destination):
 
     def _parts(self) -> list[Path]:
         """Return the files to remove at the end. Records are last: they outlive the shards they describe."""
-        names = (f"*{SAFETENSORS}*{PART}", _BESIDE.format("*"))
+        names = (*(f"*{ending}*{PART}" for ending in WRITTEN), _BESIDE.format("*"))
         paths = (path for name in names for path in self._staging.glob(name))
         return sorted(paths, key=lambda path: (path.name.endswith(RECORD), path))
 

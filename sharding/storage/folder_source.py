@@ -35,7 +35,7 @@ _STEADY = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "over
 _ENDS_BYTES = 64 << 10
 """How many bytes at both ends identify a file. A `.bin` file has its pickle and its directory there."""
 
-_WEIGHTS = (*LOADED, *TRAINED)
+_WEIGHTS = (*LOADED, *TRAINED, ".gguf")
 
 _ANNEX = (".git", "annex", "objects")
 """The folder in which git-annex keeps large files. It leaves a link in place of each."""

@@ -101,8 +101,8 @@ def _refuse_gguf(text: str) -> None:
     path = os.path.expanduser(text)
     is_path = is_folder(text) or "/" not in text or os.path.isfile(path)
     if is_path and path.lower().endswith(".gguf") and not os.path.isdir(path):
-        message = f"{text[-200:]} is a GGUF file. This version cannot read or write GGUF files."
-        raise UsageError(message, "Name a folder or a repo with safetensors weights.")
+        message = f"{text[-200:]} is a GGUF file, and not a folder or a repo."
+        raise UsageError(message, "Name its folder, and the model with --variant.", Remedy("by_hand"))
 
 
 def _folder_at(text: str) -> Path:

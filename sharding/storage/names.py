@@ -14,7 +14,7 @@ _REPO = re.compile(
 )
 _PLAIN = re.compile(r"[^./\\<>\x00-\x1f\x7f-\x9f][^/\\<>\x00-\x1f\x7f-\x9f]*")
 """The name of a folder that a report may name: see `bounds.File`."""
-_FILE = re.compile(r"\.(?:safetensors|json|bin|md|txt)$")
+_FILE = re.compile(r"\.(?:safetensors|gguf|json|bin|md|txt)$")
 """How the names of files end that somebody may name instead of their folder."""
 _PAGE = re.compile(r"[\w.-]+/[\w.-]+/(?:tree|blob|resolve|raw|commit)/", re.ASCII)
 """How the rest of a link starts behind the host, if it is to a folder or a file."""

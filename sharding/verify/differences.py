@@ -87,7 +87,11 @@ def _incomparable(first: Tensor, second: Tensor) -> str:
     """Return why two tensors have no numbers to compare, "" if they have."""
     if first.shape != second.shape:
         return f"{list(first.shape)} in the first and {list(second.shape)} in the second"
-    unknown = {dtype for dtype in (first.dtype, second.dtype) if BY_NAME[dtype].bits < 8 or dtype == "C64"}
+    unknown = {
+        dtype
+        for dtype in (first.dtype, second.dtype)
+        if dtype not in BY_NAME or BY_NAME[dtype].bits < 8 or dtype == "C64"
+    }
     return f"{' and '.join(sorted(unknown))} cannot be compared as numbers" if unknown else ""
 
 

@@ -107,9 +107,26 @@ def reading_back(
 
 
 def _places(plan: Plan, shard: Shard) -> tuple[Tensor, ...]:
-    made = format_of(plan)
-    size = sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in made.pieces(plan, shard))
-    return made.places(plan, shard, size)
+    return format_of(plan).places(plan, shard, _size(plan, shard))
+
+
+def _size(plan: Plan, shard: Shard) -> int:
+    pieces = format_of(plan).pieces(plan, shard)
+    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
+
+
+def _tensors_in(staged: Source, plan: Plan, records: Mapping[str, ShardRecord]) -> tuple[list[Tensor], list[Mismatch]]:
+    """Return the tensors that the headers of the result name, and what is wrong with headers."""
+    if plan.format == "safetensors":
+        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
+        return [tensor for header in headers for tensor in header.tensors], []
+    tensors, wrong = list[Tensor](), list[Mismatch]()
+    for shard in plan.shards:
+        header = next(iter(format_of(plan).pieces(plan, shard)))
+        if isinstance(header, bytes) and b"".join(staged.read(shard.file, 0, len(header))) != header:
+            wrong.append(Mismatch(shard.file, "its header is not the one that was planned"))
+        tensors += _places(plan, shard)
+    return tensors, wrong
 
 
 def _gone_on(back: ReadingBack, afresh: Work) -> Work:
@@ -150,9 +167,10 @@ def verify_staged(
     originals = _in_order_of_source(prepared, origin)
     stated = stated_of(origin, prepared.checkpoint) if prepared.noted else []
     again, unread = sum(file.bytes for file in stated), 0
+    tensors = list[Tensor]()
     if not problems:
-        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
-        tensors = [tensor for header in headers for tensor in header.tensors]
+        tensors, problems = _tensors_in(staged, plan, records)
+    if not problems:
         if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
             originals = []  # the comparison below names the missing tensors
         unread = sum(tensor.bytes for tensor in tensors)

@@ -13,8 +13,9 @@ from sharding.checkpoint.readers.safetensors import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Content, FileEntry, Piece, Plan, Shard, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Component, Content, FileEntry, Piece, Plan, Shard, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
+from sharding.formats import gguf
 from sharding.formats.names import RANK_SHARD_NAME, SAFETENSORS
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.recipes.stored import are_stored, place_of
@@ -57,16 +58,25 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Content) -> list[FileEn
     """Return the weight files with the SHA-256 that `files` state, [] if a result cannot rebuild all: tensors are in
     pieces, twice or merged, or a file is of a base or a rank, has no SHA-256, or holds more than a header and
     tensors."""
-    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(SAFETENSORS)}
+    is_gguf = checkpoint.format == "gguf"
+    stated = {
+        file.path: file for file in files if file.sha256 and file.path.endswith(gguf.GGUF if is_gguf else SAFETENSORS)
+    }
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     is_other = checkpoint.has_twice or checkpoint.others or any(file.source for file in checkpoint.weight_files)
     is_other = is_other or len(weights) < len(checkpoint.weight_files)
     if is_other or not are_stored(checkpoint.tensors) or any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
         return []
-    ends: dict[str, int] = {}
+    sizes = {file.path: file.bytes for file in weights}
+    if is_gguf:  # between its tensors and at its end are some bytes, usually zeros
+        ends = {tensor.file: place_of(tensor).end_byte for tensor in checkpoint.tensors}
+        is_all = ends.keys() == sizes.keys() and all(
+            sizes[file] - end <= gguf.MAX_ALIGNMENT for file, end in ends.items()
+        )
+        return weights if is_all else []
+    ends = {}
     for tensor in sorted(checkpoint.tensors, key=lambda tensor: place_of(tensor).start_byte):
         ends[tensor.file] = ends.get(tensor.file, place_of(tensor).start_byte) + tensor.bytes
-    sizes = {file.path: file.bytes for file in weights}
     return weights if sizes | ends == sizes else []  # a file without tensors has no end
 
 
@@ -82,21 +92,28 @@ def digest_as_stored(
     if not stated:
         return (yield from reader.digest_tensors(staged, tensors)), []
     place = {tensor.name: tensor for tensor in tensors}
-    files, headers = {file.path: file for file in stated}, dict[str, Header]()
+    files, headers = {file.path: file for file in stated}, dict[str, Header | gguf.Header]()
     originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
 
     def pieces(shard: Shard) -> Iterator[Piece]:
         original = originals[shard.file]
-        end = min((place_of(tensor).start_byte for tensor in original), default=files[shard.file].bytes)
+        end = min(place_of(tensor).start_byte for tensor in original)
         text = b"".join(origin.read(shard.file, 0, end))
-        parsed = parse_header(text, files[shard.file].bytes, shard.file)
+        size, folder = files[shard.file].bytes, original[0].folder
+        is_gguf = checkpoint.format == "gguf"
+        parsed = gguf.parse_header(text, size, shard.file, folder) if is_gguf else parse_header(text, size, shard.file)
+        headers[shard.file] = parsed
         if list(parsed.tensors) != original:
             wrong.append(Mismatch(shard.file, "its header has changed since it was first read"))
-        headers[shard.file] = parsed
         yield text
-        yield from shard.tensors
+        ends = [place_of(tensor).end_byte for tensor in original]
+        starts = [*(place_of(tensor).start_byte for tensor in original[1:]), size]
+        for tensor, end, start in zip(shard.tensors, ends, starts, strict=True):
+            yield tensor
+            if start > end:
+                yield b"".join(origin.read(shard.file, end, start))
 
     shards = [shard_of(file, [place[tensor.name] for tensor in held]) for file, held in originals.items()]
     read = yield from reader.digest_shards(shards, pieces, [staged])
@@ -108,10 +125,16 @@ def digest_as_stored(
     wrong += [
         Mismatch(f"{component.folder}__metadata__", "it has changed since the headers were first read")
         for component in checkpoint.components
-        if merge_metadata([headers[shard.file] for shard in shards if shard.folder == component.folder])[0]
-        != component.metadata
+        if not _says_as(component, [headers[shard.file] for shard in shards if shard.folder == component.folder])
     ]
     return expected_digests(shards, read), wrong
+
+
+def _says_as(component: Component, headers: Sequence[Header | gguf.Header]) -> bool:
+    """Return whether the headers of all files of `component` say of it what they said when they were first read."""
+    if component.gguf:
+        return isinstance(headers[0], gguf.Header) and headers[0].keys == component.gguf.keys
+    return merge_metadata([one for one in headers if isinstance(one, Header)])[0] == component.metadata
 
 
 def prove_reads(

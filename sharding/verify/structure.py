@@ -129,6 +129,8 @@ def claims_of(original: Mapping[str, TensorDigest], copy: Mapping[str, TensorDig
 
 def _readings(original: Content, copy: Mapping[str, Tensor]) -> Iterator[Draft]:
     yield draft_of(original, Options(variant=original.variant))
+    if original.format == "gguf":  # nothing is done to its numbers
+        return
     target = _target(copy.values())
 
     def kept(before: Content, options: Options) -> Hints:

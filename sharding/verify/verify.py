@@ -1,21 +1,22 @@
 """Compare two checkpoints: by reading every byte, or by stored digests."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sharding.checkpoint.documents import read_small
 from sharding.checkpoint.read import read_inputs
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import Remedy, SourceError, UsageError
+from sharding.core.errors import Remedy, SourceError, UsageError, VariantMissing
 from sharding.core.events import Progress, Verified
 from sharding.core.limits import MAX_REPORT_BYTES
 from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
-from sharding.core.text import values_in
+from sharding.core.text import printable, values_in
 from sharding.core.values import BytesRead, Content, FileEntry, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
+from sharding.formats.gguf import SPLIT_KEYS
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.alike.advice import advised
 from sharding.planning.order import natural_key
@@ -65,7 +66,8 @@ def verify(
         raise UsageError("The stored digests hold no numbers to compare.", WITHOUT_QUICK, READ_ALL)
     meter, hub = Meter(), Hub(endpoint or hub_endpoint(), token)
     sources = open_inputs(request.inputs, hub), open_inputs({"model": copy}, hub)
-    checkpoints = read_inputs(sources[0], options.variant), read_inputs(sources[1])
+    first = read_inputs(sources[0], options.variant, format=options.format)
+    checkpoints = first, _read_copy(sources[1], first, options)
     if quick:
         yield Verified(_compare_stored(sources, checkpoints, meter))
         return
@@ -87,6 +89,7 @@ def verify(
     if numeric:
         names = sorted((mismatch.tensor for mismatch in of_tensors), key=natural_key)
         differences = yield from compare_numbers(names, sides[0].numbers, sides[1].numbers)
+    others = (*others, *_differing_keys(*checkpoints))
     evidence = Evidence(
         "both",
         rebuilt=sum(side.rebuilt for side in sides),
@@ -100,6 +103,28 @@ def verify(
     outcome = Verification(*found, (*of_tensors, *wrong, *others), made, unstated, unreached, UNCHECKED)
     advice = advised(*checkpoints, (original, copy)) if numeric and not options.like else ()
     yield Verified(replace(outcome, differences=differences, within=within, undecided=undecided, advice=advice))
+
+
+def _read_copy(copy: Inputs, original: Content, options: Options) -> Content:
+    """Return the content of `copy`. Beside others, a GGUF model has the variant of the original."""
+    if original.format != "gguf":
+        return read_inputs(copy)
+    try:
+        return read_inputs(copy, format="gguf")
+    except VariantMissing:
+        return read_inputs(copy, options.variant or original.variant, format="gguf")
+
+
+def _differing_keys(original: Content, copy: Content) -> Iterator[Mismatch]:
+    """Yield the keys in which the headers of GGUF models differ, except for those that number files."""
+    for one, other in zip(original.components, copy.components, strict=False):
+        ours, theirs = (dict(side.gguf.keys) if side.gguf else {} for side in (one, other))
+        for key in sorted((ours.keys() | theirs.keys()) - SPLIT_KEYS.keys()):
+            if ours.get(key) != theirs.get(key):
+                problem = (
+                    "it is missing" if key not in theirs else "it is not in the original" if key not in ours else ""
+                )
+                yield Mismatch(f"{one.folder}{printable(key.decode(errors='replace'))}", problem or "its value differs")
 
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:

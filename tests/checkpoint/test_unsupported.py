@@ -28,7 +28,6 @@ def test_the_layout_of_mistral_alone_is_refused_with_a_pointer(tmp_path: Path, n
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("model.gguf", "gguf-split"),
         ("tf_model.h5", "from_tf"),
         ("flax_model.msgpack", "from_flax"),
         ("onnx/model.onnx", "exported from"),

@@ -159,7 +159,7 @@ def test_a_gguf_file_is_refused_as_one(checkpoint: Path, tmp_path: Path, monkeyp
             done = invoke(*words, "--json")
             error = json.loads(done.stdout)["error"]
             assert (done.exit_code, error["kind"]) == (2, "UsageError")
-            assert error["message"].endswith(".gguf is a GGUF file. This version cannot read or write GGUF files.")
+            assert error["message"].endswith(".gguf is a GGUF file, and not a folder or a repo.")
     assert invoke("shard", checkpoint, "./new.gguf").exit_code == 2
     assert listing(tmp_path) == before
     checkpoint.rename(tmp_path / "folder.gguf")

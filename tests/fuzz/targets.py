@@ -16,6 +16,7 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Files
 from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, Tensor
+from sharding.formats.gguf import build_header, read_header
 from sharding.formats.index import parse_index
 from sharding.formats.rank_boxes import assemble_headers
 from sharding.formats.safetensors_file import Header, parse_header
@@ -59,6 +60,14 @@ def header(data: bytes) -> None:
     """The header of a safetensors file, which is as long as it says."""
     for tensor in parse_header(data, len(data), "model.safetensors").tensors:
         assert 0 <= place_of(tensor).start_byte <= place_of(tensor).end_byte <= len(data)
+
+
+def gguf(data: bytes) -> None:
+    """The header of a GGUF file, which is as long as it says."""
+    header = read_header(lambda start, end: data[start:end], len(data), "model.gguf")
+    for tensor in header.tensors:
+        assert 0 <= place_of(tensor).start_byte <= place_of(tensor).end_byte <= len(data)
+    assert build_header(header.tensors, header.keys)[8:] == data[8 : header.end] or not header.is_usual
 
 
 def index(data: bytes) -> None:
@@ -147,7 +156,7 @@ _REPORT = Path(__file__).parent / "corpus/report/written"  # any report of today
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (header, index, archive, pickle, report, sharding_info, metadata)
+    target.__name__: target for target in (header, gguf, index, archive, pickle, report, sharding_info, metadata)
 }
 
 

@@ -15,6 +15,7 @@ from sharding import __version__
 from tests.clusters import ROOT, Cluster, cluster, of_session, wait_until
 from tests.conftest import random_tensors, write_checkpoint
 from tests.fleets import Event, alone, assert_same_folders, assert_same_repos, fleet, refusal, slow_parts, variables
+from tests.ggufs import model
 from tests.hubs import exists, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, save_both
@@ -63,6 +64,10 @@ def in_pieces(place: Path) -> tuple[Path, list[str]]:
     return made / "ranks/columns", ["-s", "20kB", "--base", str(made / "base")]
 
 
+def gguf(place: Path) -> tuple[Path, list[str]]:
+    return model(place / "in"), ["-s", "10kB"]
+
+
 def packed(place: Path) -> tuple[Path, list[str]]:
     """A pipeline with a component in every format. All of them become ordinary ones."""
     folder = place / "in"
@@ -103,7 +108,7 @@ def assert_told(events: list[Event], cluster: Cluster, is_slow: bool = False) ->
     assert all(worker["pid"] and worker["anon_bytes"] for worker in at_work)
 
 
-@pytest.mark.parametrize("make", [plain, pytest.param(packed, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("make", [plain, *(pytest.param(one, marks=pytest.mark.thorough) for one in (packed, gguf))])
 def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Cluster, tmp_path: Path) -> None:
     source, words = make(tmp_path)
     with fleet(variables(cluster, None), source, tmp_path / "ours/out", *words) as job:
@@ -115,7 +120,8 @@ def test_a_folder_becomes_what_one_machine_makes_of_it(make: Make, cluster: Clus
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("make", "is_private"), [(plain, True), (cast, True), (pickled, False), (in_pieces, False), (adapted, True)]
+    ("make", "is_private"),
+    [(plain, True), (cast, True), (pickled, False), (in_pieces, False), (adapted, True), (gguf, False)],
 )
 def test_a_repo_becomes_what_one_machine_makes_of_it(
     make: Make, is_private: bool, cluster: Cluster, hub: InHouse, tmp_path: Path
