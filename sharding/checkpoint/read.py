@@ -12,6 +12,7 @@ from sharding.checkpoint.adapter import head_is_copy, with_adapter
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.notes import read_notes
+from sharding.checkpoint.own_lora import with_own_lora
 from sharding.checkpoint.readers import reader_of
 from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
@@ -125,7 +126,8 @@ def read_checkpoint(source: Files, variant: str = "", most_tensors: int = MAX_TE
         named_base=named_base(documents.adapter) if is_adapter else card_base,
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
-    return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+    checkpoint = replace(checkpoint, findings=(*first, *checkpoint.findings))
+    return as_trained(with_own_lora(checkpoint, source, by_path))
 
 
 def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
