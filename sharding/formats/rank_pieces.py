@@ -14,9 +14,11 @@ from sharding.core.limits import MAX_DIMENSIONS
 from sharding.core.text import name_problem, shown_name
 from sharding.formats.inert_pickle import Instance
 from sharding.formats.torch_globals import Global, Other, PickleRefused, StoredTensor
+from sharding.recipes.laid import strides_of
 
 Numbers = tuple[int, ...]
 _CUT = "torch._tensor._rebuild_from_type_v2"
+_MOST_RANKS = 100_000
 FLAT = "_flat_param"  # The end of the names in a LOCAL_STATE_DICT.
 
 
@@ -116,35 +118,27 @@ def _local(
 
 def _mesh(name: str, mesh: Mapping[Any, Any], rank: int, ranks: int) -> tuple[list[int], Numbers]:
     """Return how many parts each dimension of a mesh has, and which one of them the rank holds."""
-    root = _state(mesh.get("_root_mesh")) or mesh
-    layout, every = _state(mesh.get("_layout")), root.get("_flatten_rank_map", root.get("_flatten_mesh_list"))
-    axes = [_state(axis) for axis in layout.get("axes") or ()]
-    if not axes and isinstance(layout.get("shape"), tuple) and isinstance(layout.get("stride"), tuple):  # torch 2.9
+    layout, stored = _state(mesh.get("_layout")), mesh.get("mesh")
+    axes = [_state(axis) for axis in _listed(layout.get("axes"))]
+    if isinstance(stored, StoredTensor):  # to torch 2.8: the ranks of this mesh alone
+        axes = [{"shape": n, "stride": step} for n, step in zip(stored.shape, strides_of(stored.shape), strict=True)]
+    elif not axes and isinstance(layout.get("shape"), tuple) and isinstance(layout.get("stride"), tuple):  # torch 2.9
         axes = [{"shape": n, "stride": step} for n, step in zip(layout["shape"], layout["stride"], strict=False)]
-    if axes:
-        parts = [tuple(map(_several, (axis.get("shape"), axis.get("stride")))) for axis in axes]
-        counts = [prod(shape) for shape, _ in parts]
-    else:  # to torch 2.8
-        stored = mesh.get("mesh")
-        counts, parts = list(stored.shape) if isinstance(stored, StoredTensor) else [], []
-    coordinates = mesh.get("_coordinate_on_dim")
+    parts = [(_several(axis.get("shape")), _several(axis.get("stride"))) for axis in axes]
+    counts, coordinates = [prod(shape) for shape, _ in parts], mesh.get("_coordinate_on_dim")
     if not counts or not isinstance(coordinates, tuple | list) or len(coordinates) != len(counts):
         raise PickleRefused(f"the mesh of {name[:100]} does not say which part rank {rank} holds")
     found = _numbers(coordinates)
-    if not all(0 <= at < count for at, count in zip(found, counts, strict=True)):
+    if not all(at < count for at, count in zip(found, counts, strict=True)):
         raise PickleRefused(f"the mesh of {name[:100]} is smaller than its coordinates")
-    if isinstance(every, tuple | list) and parts:
-        # The map of 2.9 and later is that of all ranks; before, it was that of the mesh alone.
+    root = _state(mesh.get("_root_mesh")) or mesh
+    if "_flatten_rank_map" in root:
+        every = _numbers(root["_flatten_rank_map"], _MOST_RANKS)
         _refuse_other_rank(mesh.get("_rank", rank), len(every), rank, ranks)
-        place = every.index(rank) if rank in every else -1
-        expected = tuple(_digits(place, *part) for part in parts) if place >= 0 else ()
-    elif isinstance(every, tuple | list):
-        _refuse_other_rank(rank, max(ranks, 1 + max(_numbers(every), default=0)), rank, ranks)
-        place = every.index(rank) if rank in every else -1
-        expected = _unraveled(place, counts) if place >= 0 else ()
     else:
-        return counts, found
-    if expected != found:
+        every = _numbers(mesh.get("_flatten_mesh_list") or (), _MOST_RANKS)
+        _refuse_other_rank(rank, max(ranks, 1 + max(every, default=0)), rank, ranks)
+    if every and (rank not in every or tuple(_digits(every.index(rank), *part) for part in parts) != found):
         raise PickleRefused(f"it is not the file of rank {rank}, as its mesh says")
     return counts, found
 
@@ -159,10 +153,6 @@ def _digits(place: int, shape: Numbers, strides: Numbers) -> int:
     for length, stride in zip(shape, strides, strict=False):
         at = at * length + place // max(1, stride) % length
     return at
-
-
-def _unraveled(place: int, counts: Sequence[int]) -> Numbers:
-    return tuple(place // prod(counts[axis + 1 :]) % counts[axis] for axis in range(len(counts)))
 
 
 Placement = tuple[int | None, int]  # The dimension that is cut, None for a copy, and the split factor (0: none).
@@ -180,15 +170,10 @@ def _placement(name: str, value: Any) -> Placement:
 
 def _order(spec: Mapping[Any, Any]) -> dict[int, list[int]]:
     """Return the order in which dimensions of the mesh cut each dimension of the tensor, where the spec states it."""
-    entries = spec.get("shard_order") or ()
-    pairs = [_numbers_in(entry.arguments) for entry in entries if isinstance(entry, Instance)]
-    return {dimension: list(axes) for dimension, axes in pairs}
-
-
-def _numbers_in(pair: Any) -> tuple[int, Numbers]:
-    if not isinstance(pair, tuple) or len(pair) != 2 or type(pair[0]) is not int:
+    entries = [entry.arguments for entry in _listed(spec.get("shard_order")) if isinstance(entry, Instance)]
+    if not all(len(entry) == 2 and type(entry[0]) is int for entry in entries):
         raise PickleRefused("it has an impossible order of cuts")
-    return pair[0], _numbers(pair[1])
+    return {entry[0]: list(_numbers(entry[1])) for entry in entries}
 
 
 def box_of(
@@ -241,12 +226,16 @@ def _state(value: Any) -> dict[Any, Any]:
     return value.state if isinstance(value, Instance) else {}
 
 
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else ()
+
+
 def _several(value: Any) -> Numbers:
     return _numbers((value,) if type(value) is int else value)
 
 
-def _numbers(value: Any) -> Numbers:
-    if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
+def _numbers(value: Any, most: int = MAX_DIMENSIONS) -> Numbers:
+    if not isinstance(value, tuple | list) or len(value) > most:
         raise PickleRefused("it has a shape or a place that is not a list of numbers")
     if not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
         raise PickleRefused("it has a shape or a place with impossible numbers")

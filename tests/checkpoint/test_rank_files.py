@@ -238,6 +238,8 @@ def mesh_2_9(rank: int) -> dict[str, Any]:
     ],
 )
 def test_dtensors_of_older_versions_are_read(kind: str, where: str, mesh: Callable[[int], Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
     whole = torch.arange(15.0).reshape(5, 3)
     for rank, local in enumerate(whole.chunk(2)):
         placements = (Object(f"{where} Shard", (), {"dim": 0}),)
@@ -246,12 +248,12 @@ def test_dtensors_of_older_versions_are_read(kind: str, where: str, mesh: Callab
         made = Named(kind), Named("torch float32"), (5, 3), (3, 1), 0, None, None, False
         arguments = Named("torch._utils _rebuild_wrapper_subclass"), Named(kind), made, state
         tensor = Object("torch._tensor _rebuild_from_type_v2", arguments, is_call=True)
-        write_rank(tmp_path / f"model_world_size_2_rank_{rank}.pt", {"w": tensor, "note": Object("my.own Thing")})
-    reshard(tmp_path, tmp_path / "out")
+        write_rank(run / f"model_world_size_2_rank_{rank}.pt", {"w": tensor, "note": Object("my.own Thing")})
+    reshard(run, tmp_path / "out")
     assert torch.equal(tensors(tmp_path / "out")["w"], whole)
-    shutil.copy(tmp_path / "model_world_size_2_rank_0.pt", tmp_path / "model_world_size_2_rank_1.pt")
+    shutil.copy(run / "model_world_size_2_rank_0.pt", run / "model_world_size_2_rank_1.pt")
     with pytest.raises(SourceError, match="rank 0 saved it|not the file of rank 1"):
-        job.inspect(str(tmp_path))
+        job.inspect(str(run))
 
 
 @pytest.mark.parametrize(

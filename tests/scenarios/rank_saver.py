@@ -38,6 +38,7 @@ def model_of(size: int = 1) -> Any:
         head_dim=4 * size, num_hidden_layers=1 if size == 1 else 8, vocab_size=17 * size, tie_word_embeddings=False,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
+    model.config.architectures = [type(model).__name__]  # verl's merger asks for it
     model.register_buffer("steps", torch.tensor([2**40 + 1, 3]))  # bf16 cannot hold it
     model.model.register_buffer("scale", torch.tensor(0.1))
     return model
