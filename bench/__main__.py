@@ -19,6 +19,7 @@ _COMMANDS = (
     "hostile.py --pairs 1",
     "scale.py --chart bench/scale.svg",
     "consolidate.py",
+    "verl.py --verl .venv/loaders/lib/python3.11/site-packages",
     "hub.py",
     "link.py",
     "link.py --megabytes-a-second 0",

@@ -38,6 +38,8 @@ def with_adapter(
     source = origin.of("adapter")
     if source is None:
         return checkpoint
+    if checkpoint.of("adapter"):
+        raise SourceError("The run holds a LoRA already.", "Merge that first. Then merge this adapter into the result.")
     number = origin.sources.index(source)
     adapter = _read_adapter(source, origin.places[number], number, most_bytes, most_tensors)
     findings = [*checkpoint.findings, *_missed(source)]

@@ -13,6 +13,7 @@ from sharding.checkpoint.documents import Documents, config_text, read_card_base
 from sharding.checkpoint.gguf import EVERY, holds_only_gguf, read_models
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.notes import read_notes
+from sharding.checkpoint.own_lora import with_own_lora
 from sharding.checkpoint.readers import reader_of
 from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
@@ -135,7 +136,8 @@ def read_checkpoint(
         named_base=named_base(documents.adapter) if is_adapter else card_base,
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
-    return as_trained(replace(checkpoint, findings=(*first, *checkpoint.findings)))
+    checkpoint = replace(checkpoint, findings=(*first, *checkpoint.findings))
+    return as_trained(with_own_lora(checkpoint, source, by_path))
 
 
 def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:

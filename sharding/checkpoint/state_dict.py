@@ -3,9 +3,12 @@
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
+from sharding.checkpoint.foreign import refuse_foreign_names
+from sharding.checkpoint.readers.reader import Found
 from sharding.core.errors import SourceError
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, Tensor
+from sharding.formats.names import CONFIG_NAME
 
 _STATE = {
     "optimizer", "optimizers", "optim", "optimizer_state", "optimizer_state_dict", "optimizer_states", "lr_scheduler",
@@ -167,15 +170,9 @@ def _some(names: list[str]) -> str:
     return f"{count(len(names), 'tensor')} {'has' if len(names) == 1 else 'have'}"
 
 
-_OF_LORA = re.compile(r"\.(?:lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(?:\.|$)")
-"""Parts of names that PEFT gives to what it wraps."""
-
-
 def final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, str]:
     """Return names in the result by `names` in the files. Raises SourceError for only state, or a name twice."""
-    if found := next((name for name in names if _OF_LORA.search(name)), None):  # no class loads them beside a base
-        message = f"The run holds the weights of a LoRA, such as {found}. This tool cannot collect them from a run."
-        raise SourceError(message, "Export the adapter with the trainer, then merge it into its base.")
+    refuse_foreign_names(names)
     if state and not names:
         message = "The source has no weights, only training state such as that of an optimizer."
         raise SourceError(message, "Use the folder beside it that holds the model.")
@@ -191,21 +188,31 @@ def final_names(names: Mapping[str, str], state: Collection[str]) -> dict[str, s
     return final_names
 
 
+_STEP = re.compile(r"(?:^|/)(?:global_step|iter|checkpoint|step)[-_]?0*(\d+)(?:/|$)", re.ASCII)
+
+
 def findings_on_run(
+    found: Found,
     files: Sequence[FileEntry],
     tensors: Iterable[Tensor],
     state: Mapping[str, int],
     others: Sequence[str],
     names: Mapping[str, str],
+    trainer: str = "",
 ) -> Iterator[Finding]:
-    """Yield the findings on what the ranks of a run saved: these tensors, in several files.
+    """Yield the findings on what the ranks of a run saved, with `trainer` if it is known: these tensors in `files`.
 
     What is left out are tensors of the training `state` (name to bytes), and `others`, which are not tensors. `names`
     has the names of the tensors in the result, by those in the files.
     """
     number = sum(tensor.recipe.place is None for tensor in tensors)
-    message = f"The ranks of a training run saved these weights in {count(len(files), 'file')}."
+    step = _STEP.search(f"{found.source.ref.name}/{files[0].at}")
+    told = ", ".join(filter(None, (trainer, f"step {step[1]}" if step else "")))
+    message = f"The ranks of a training run {f'({told}) ' if told else ''}saved these weights in "
+    message += f"{count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
+    if (config := found.by_path.get(CONFIG_NAME)) and config.place:
+        message += f" {config.place} is the configuration of its base."
     yield Finding("info", "ranks", message)
     parts = []
     if state:

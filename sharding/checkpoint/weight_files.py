@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
+from sharding.checkpoint.foreign import refuse_foreign
 from sharding.checkpoint.library import Layout
 from sharding.checkpoint.readers import files_of_run, is_of_run
 from sharding.checkpoint.side_files import weights_beside
@@ -155,6 +156,7 @@ _ELSEWHERE = {
 
 def _no_weights(paths: Sequence[str]) -> SourceError:
     """Return the error for a repo with files at `paths` but without weights that can be streamed."""
+    refuse_foreign(paths)
     top = [path for path in paths if "/" not in path]
     if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
         return SourceError(f"The weights are only in Mistral's or Meta's own layout: {name_some(native)}.", _CONVERT)

@@ -23,6 +23,7 @@ SINGLE_FILE = "single-file"  # Given instead of a size: one file, however large.
 
 _LARGEST_BYTES = 2**63 - 1
 _STRATEGY = re.compile(r"size|blocks|pp:(?P<ranks>[2-9]|[1-9]\d{1,3})", re.ASCII)
+_ALPHA = re.compile(r"\d{1,6}(?:\.\d{1,6})?", re.ASCII)
 _STRATEGIES = ("size", "blocks", "pp:N")
 _ALSO_CALLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 """Other names of our dtypes, most of them torch's."""
@@ -301,6 +302,26 @@ class Options:
         "With --like: keep what the original does not have",
         since=7,
     )
+    lora_alpha: str = _option(
+        "",
+        "--lora-alpha",
+        "The alpha of a LoRA that a training run holds",
+        commands=("plan", "shard", "verify"),
+        metavar="N",
+        since=15,
+        computes=True,
+        excludes={"engine": "The classic engine merges no adapters."},
+    )
+    save_as: Literal["adapter"] | None = _option(
+        None,
+        "--as",
+        "adapter: save only the LoRA that a training run holds",
+        commands=("plan", "shard", "verify"),
+        metavar="FORM",
+        since=15,
+        computes=True,
+        excludes={"engine": "The classic engine keeps the layout of its model."},
+    )
     text_only: bool = _by_hand(False, "--text-only", "Only the text model of a model for images or speech")
     experts: Literal["fused", "separate"] | None = _by_hand(
         None, "--experts", "Store experts in one tensor (fused) or one by one (separate)", metavar="FORM"
@@ -334,7 +355,7 @@ class Options:
 
     def __post_init__(self) -> None:
         texts = (name for name, option in _declared(Options).items() if option.role or option.is_list)
-        for name in ("variant", *texts):
+        for name in ("variant", "lora_alpha", *texts):
             if not isinstance(getattr(self, name), str):
                 raise UsageError(f"The {name} is not a text.", "Give it one value.")
         if not self.is_single_file:
@@ -346,6 +367,11 @@ class Options:
         chosen("order", self.order, get_args(Order))
         if self.experts is not None:
             chosen("form of experts", self.experts, ("fused", "separate"))
+        if self.save_as is not None:
+            chosen("form", self.save_as, ("adapter",))
+        if self.lora_alpha and not _ALPHA.fullmatch(self.lora_alpha):
+            message = f"The alpha {self.lora_alpha[:50]!r} is not a number."
+            raise UsageError(message, "Give the one that the LoRA was trained with, such as 16.")
         if self.keep_extra and not self.like:
             raise UsageError(
                 "Only beside an original can a tensor be extra.", "Add --like owner/name.", Remedy("by_hand")

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 4096
 _TEXTS = 60
-_LFS = ("safetensors", "bin", "distcp")
+_LFS = ("safetensors", "bin", "distcp", "pt")
 _FP8_BLOCK = 128
 _HIDDEN, _LAYERS = 512, 10  # Of the Mistral and of its adapter.
 _LORA_RANK = 8
@@ -113,11 +114,23 @@ def build_fp8(folder: Path) -> Path:
 
 def build_ranks(folder: Path) -> Path:
     """Write the weights of `build_t5` to a new `folder`, as two ranks save them: the files need `--base`."""
+    return _saved_by_ranks(folder, folder)
+
+
+def build_run(folder: Path) -> Path:
+    """Write the weights of `build_t5` to a new `folder` as verl does: one file a rank, and a configuration."""
+    return _saved_by_ranks(folder, folder / "global_step_20/actor")
+
+
+def _saved_by_ranks(folder: Path, inside: Path) -> Path:
     import torch.multiprocessing
 
     with tempfile.TemporaryDirectory() as base:
         build_t5(Path(base) / "t5")
-        torch.multiprocessing.spawn(_save_rank, (Path(base), folder), nprocs=_RANKS)
+        torch.multiprocessing.spawn(_save_rank, (Path(base), inside), nprocs=_RANKS)
+        for path in (Path(base) / "t5").glob("*.json") if inside != folder else ():
+            (inside / "huggingface").mkdir(exist_ok=True)
+            shutil.copy(path, inside / "huggingface")
     return _finish(folder, task="translation")
 
 
@@ -147,6 +160,7 @@ def build_lora(folder: Path) -> Path:
 
 def _save_rank(rank: int, place: Path, folder: Path) -> None:
     """Save one rank's half of the model in `place` to `folder`. All ranks do so at the same time."""
+    import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
@@ -158,7 +172,11 @@ def _save_rank(rank: int, place: Path, folder: Path) -> None:
     mesh = init_device_mesh("cpu", (_RANKS,))
     tensors = load_file(place / "t5/model.safetensors")
     halves = {name: distribute_tensor(whole, mesh, [Shard(0)]) for name, whole in tensors.items()}
-    dcp.save(halves, checkpoint_id=folder)
+    if folder.name == "actor":
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(halves, folder / f"model_world_size_{_RANKS}_rank_{rank}.pt")
+    else:
+        dcp.save(halves, checkpoint_id=folder)
     dist.destroy_process_group()
 
 
@@ -170,6 +188,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "llama": build_llama,
     "qwen3-fp8": build_fp8,
     "t5-tiny-ranks": build_ranks,
+    "t5-tiny-run": build_run,
 }
 
 

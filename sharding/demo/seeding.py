@@ -23,7 +23,7 @@ def seed(hub: Hub, log: TextIO) -> None:
     # Each with the name in `samples.BUILDERS` of what makes its files. Lists show the newest first, so the sample to
     # try first is made last.
     wanted = {f"{hub.settings.users[0]}/llama-private": "llama", f"{OWNER}/llama-gated": "llama"}
-    names = ("mistral-60m-lora", "t5-tiny-ranks", "qwen3-fp8", "gpt2-tied", "t5-tiny", "mistral-60m")
+    names = ("mistral-60m-lora", "t5-tiny-run", "t5-tiny-ranks", "qwen3-fp8", "gpt2-tied", "t5-tiny", "mistral-60m")
     wanted |= {f"{OWNER}/{name}": name for name in names}
     with hub.state.reading() as db:
         missing = [repo_id for repo_id in wanted if not records.find_repo(db, "model", *repo_id.split("/"))]

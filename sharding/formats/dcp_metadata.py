@@ -1,19 +1,18 @@
 """Read the `.metadata` of torch.distributed.checkpoint, which says where each tensor lies. Pure. Runs no code from it.
 
 The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13, `filesystem.FileSystemWriter`).
-torch itself reads it with an unrestricted `pickle.load`. Here the machine of `torch_pickle` follows its instructions.
-It never looks up the classes and functions that the file names. An `_Instance` stands for each object of them.
+torch itself reads it with an unrestricted `pickle.load`. `inert_pickle` never looks up the classes and functions in it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 from sharding.core.dtypes import BY_TORCH
-from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS, MAX_NAME_CHARACTERS
+from sharding.core.limits import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
 from sharding.core.text import as_object, name_problem, shown_name
-from sharding.formats.torch_globals import Global, Ordered, PickleRefused
-from sharding.formats.torch_pickle import STEPS, Machine, text_of
+from sharding.formats.inert_pickle import InertMachine, Instance
+from sharding.formats.torch_globals import Global, PickleRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class DcpMetadata:
 
 def parse_metadata(data: bytes) -> DcpMetadata:
     """Return the content of a `.metadata` file. Raises PickleRefused."""
-    metadata = _Machine(data).run()
+    metadata = InertMachine(data).run()
     if not _is(metadata, "Metadata"):
         raise PickleRefused("it is not a Metadata object of torch.distributed.checkpoint")
     entries = _dictionary(metadata, "state_dict_metadata")
@@ -69,84 +68,11 @@ def parse_metadata(data: bytes) -> DcpMetadata:
     return DcpMetadata(tuple(tensors), tuple(others))
 
 
-@dataclass(slots=True, eq=False)
-class _Instance:
-    """A stand-in for an object of class `kind`, or for the result of a function. It is equal only to itself."""
-
-    kind: str
-    arguments: tuple[Any, ...] = ()
-    state: dict[Any, Any] = field(default_factory=dict)
-
-
-class _Machine(Machine):
-    """Follows the instructions of pickle protocol 4 as well as those that torch's own reader knows."""
-
-    most_steps: ClassVar[int] = MAX_DCP_STEPS
-    reader: ClassVar[str] = "this tool"
-
-    def _push_global(self) -> None:
-        module, name = self._line(), self._line()
-        self._stack.append(Global(f"{module}.{name}"))
-
-    def _push_named(self) -> None:
-        module, name = self._pop_last(2)
-        if not isinstance(module, str) or not isinstance(name, str):
-            raise PickleRefused("the name of a class is not text")
-        self._spend(len(module) + len(name))  # one long text may be part of many names
-        self._stack.append(Global(f"{module}.{name}"))
-
-    def _call(self) -> None:
-        arguments, function = self._stack.pop(), self._stack[-1]
-        if not isinstance(function, Global) or not isinstance(arguments, tuple):
-            raise PickleRefused("it calls something that is not a function")
-        if function.name == "torch.Size":
-            lengths = arguments[0] if arguments else ()
-            self._spend(len(lengths) if isinstance(lengths, tuple | list) else 0)
-            self._stack[-1] = _lengths(lengths)
-        elif function.name == "collections.OrderedDict" and not arguments:
-            self._stack[-1] = Ordered()
-        else:
-            self._stack[-1] = _Instance(function.name, arguments)
-
-    def _make(self) -> None:
-        kind, arguments = self._pop_last(2)
-        if not isinstance(kind, Global) or not isinstance(arguments, tuple):
-            raise PickleRefused("it creates an object from something that is not a class")
-        self._stack.append(_Instance(kind.name, arguments))
-
-    def _build(self) -> None:
-        state, instance = self._stack.pop(), self._stack[-1]
-        if isinstance(instance, _Instance):
-            instance.state = state if type(state) is dict else {"": state}
-        elif type(instance) is not Ordered:
-            raise PickleRefused("it sets the state of an object that has none")
-
-    def _key(self, key: Any) -> Any:
-        # An _Instance hashes by identity, so nobody can choose its hash.
-        return key if isinstance(key, _Instance) else super()._key(key)
-
-
-_Machine.steps = STEPS | {
-    ord("c"): _Machine._push_global,
-    ord("R"): _Machine._call,
-    ord("\x81"): _Machine._make,
-    ord("b"): _Machine._build,
-    ord("\x90"): _Machine._since_mark,
-    ord("\x93"): _Machine._push_named,
-    ord("\x94"): lambda m: m._remember(len(m._memo)),
-    ord("\x95"): lambda m: m._take(8),
-    ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
-    ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),
-    ord("C"): lambda m: m._push(m._take(m._number(1))),
-    ord("B"): lambda m: m._push(m._take(m._number(4))),
-}
-
-
 def _is(value: Any, kind: str) -> bool:
-    return isinstance(value, _Instance) and value.kind == f"torch.distributed.checkpoint.metadata.{kind}"
+    return isinstance(value, Instance) and value.kind == f"torch.distributed.checkpoint.metadata.{kind}"
 
 
-def _dictionary(instance: _Instance, key: str) -> Mapping[Any, Any]:
+def _dictionary(instance: Instance, key: str) -> Mapping[Any, Any]:
     value = instance.state.get(key)
     if not isinstance(value, dict):
         raise PickleRefused(f"its {key} is not a dictionary")
@@ -168,7 +94,7 @@ _Places = dict[tuple[str, str], tuple[str, int, int]]
 def _places(stored: Mapping[Any, Any]) -> _Places:
     places: _Places = {}
     for index, info in stored.items():
-        is_info = isinstance(info, _Instance) and info.kind.endswith("._StorageInfo")
+        is_info = isinstance(info, Instance) and info.kind.endswith("._StorageInfo")
         if not _is(index, "MetadataIndex") or not is_info:
             raise PickleRefused("its storage_data has an unknown type")
         name, offset = index.state.get("fqn"), index.state.get("offset")
@@ -187,9 +113,9 @@ def _places(stored: Mapping[Any, Any]) -> _Places:
     return places
 
 
-def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: _Places) -> SavedEntry:
+def _entry(name: str, path: tuple[str, ...], instance: Instance, places: _Places) -> SavedEntry:
     shape, properties, chunks = (instance.state.get(key) for key in ("size", "properties", "chunks"))
-    if not isinstance(chunks, list) or not chunks or not isinstance(properties, _Instance):
+    if not isinstance(chunks, list) or not chunks or not isinstance(properties, Instance):
         raise PickleRefused(f"its entry for {name[:100]} is incomplete")
     pieces = []
     for chunk in chunks:
@@ -203,7 +129,7 @@ def _entry(name: str, path: tuple[str, ...], instance: _Instance, places: _Place
     return SavedEntry(name, path, _dtype(properties), _lengths(shape), tuple(pieces))
 
 
-def _dtype(properties: _Instance) -> str:
+def _dtype(properties: Instance) -> str:
     """Return torch's name of the dtype. It is the first item of a tuple or, from an older torch, in a dictionary."""
     state = properties.state.get("", properties.state)
     dtype = state[0] if isinstance(state, tuple) and state else state.get("dtype") if isinstance(state, dict) else None

@@ -12,7 +12,7 @@ SAFETENSORS = ".safetensors"
 SINGLE_NAME = f"model{SAFETENSORS}"
 WRITTEN = (SAFETENSORS, ".gguf")  # Endings of the weight files that a copy may have.
 LOADED = (SAFETENSORS, ".bin")  # Endings of the weights that transformers loads.
-TRAINED = (".distcp", ".metadata")  # Endings of what torch.distributed.checkpoint saves.
+TRAINED = (".distcp", ".metadata", ".pt")  # Endings of what the ranks of a training run save.
 REPORT_NAME = "sharding_report.json"
 DIGESTS_NAME = "sharding_digests.json"
 PICTURE_NAME = "sharding_comparison.svg"
@@ -44,7 +44,8 @@ _STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(
     r"(?:optimizer(?:_\d+)?/.*|(?:optimizer|scheduler|scaler|sampler|dl_state)\w*\.(?:bin|pt)|random_states_\d+\.pkl"
-    r"|rng_state(?:_\d+)?\.pth|trainer_state\.json|training_args\.bin|custom_checkpoint_\d+\.pkl)"
+    r"|rng_state(?:_\d+)?\.pth|trainer_state\.json|training_args\.bin|custom_checkpoint_\d+\.pkl"
+    r"|(?:optim|extra_state)_world_size_\d+_rank_\d+\.pt|fsdp_config\.json|lora_train_meta\.json|latest_c\w+\.txt)"
 )
 
 

@@ -22,7 +22,7 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry
 from sharding.formats.torch_globals import PickleRefused, Storage
-from sharding.formats.torch_pickle import PickleCut, read_pickle
+from sharding.formats.torch_pickle import Machine, PickleCut, read_pickle
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two values of an old file (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
@@ -48,6 +48,7 @@ class Place:
 
     start: int
     bytes: int
+    crc32: int = 0  # As the file states it, 0 if it does not.
 
 
 Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]  # Finds the places of storages, by key.
@@ -75,6 +76,7 @@ class _Record:
     bytes: int
     start: int | None
     is_stored: bool
+    crc32: int
 
 
 class Reader:
@@ -102,8 +104,8 @@ class Reader:
         return b"".join(self.source.read(self.file.path, start, end))
 
 
-def open_zip(reader: Reader) -> tuple[Any, Locate]:
-    """Return the same as `open_bin` for a file from torch 1.6 or newer."""
+def open_zip(reader: Reader, machine: Callable[[bytes], Machine] = read_pickle) -> tuple[Any, Locate]:
+    """Return the same as `open_bin` for a file from torch 1.6 or newer. `machine` reads the pickle in it."""
     size = reader.file.bytes
     start, end, count = _find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
     if end - start > MAX_DIRECTORY_BYTES:
@@ -130,9 +132,10 @@ def open_zip(reader: Reader) -> tuple[Any, Locate]:
             by_key[storage.key] = record
         with readers(reader.source.ranges_at_once) as pool:
             starts = pool.map(lambda record: _start(reader, record), by_key.values())
-            return {key: Place(start, by_key[key].bytes) for key, start in zip(by_key, starts, strict=True)}
+            found = zip(by_key.items(), starts, strict=True)
+            return {key: Place(start, record.bytes, record.crc32) for (key, record), start in found}
 
-    return read_pickle(_content(reader, pickle)).value, locate
+    return machine(_content(reader, pickle)).value, locate
 
 
 def _start(reader: Reader, record: _Record) -> int:
@@ -190,13 +193,13 @@ def _parse_directory(data: bytes, start: int, count: int) -> dict[str, _Record]:
         if position > len(data):
             raise ZipRefused("its directory is damaged")
         name, extra = data[at : at + name_bytes], data[at + name_bytes : at + name_bytes + extra_bytes]
-        entries.append((*_wide(fields, extra), name, fields[3], fields[4]))
+        entries.append((*_wide(fields, extra), name, fields[3], fields[4], fields[7]))
     if position != len(data):
         raise ZipRefused("its directory is damaged")
     entries.sort(key=lambda entry: entry[0])
     limits = [entry[0] for entry in entries[1:]] + [start]
     records: dict[str, _Record] = {}
-    for (header_start, packed, size, name, flags, method), limit in zip(entries, limits, strict=True):
+    for (header_start, packed, size, name, flags, method, crc), limit in zip(entries, limits, strict=True):
         text = _safe_name(name)
         if text in records:
             raise ZipRefused(f"it has {text[:100]!r} twice")
@@ -204,7 +207,7 @@ def _parse_directory(data: bytes, start: int, count: int) -> dict[str, _Record]:
             raise ZipRefused(f"{text[:100]!r} overlaps the bytes after it")
         stored = method == 0 and packed == size and not flags & _ENCRYPTED
         begin = _expected_start(header_start, len(name), size, bool(flags & _DESCRIBED_BEHIND), limit)
-        records[text] = _Record(text, header_start, limit, size, begin, stored)
+        records[text] = _Record(text, header_start, limit, size, begin, stored, crc)
     return records
 
 

@@ -202,6 +202,7 @@ _CALLS: dict[str, tuple[int, int, Callable[..., Any]]] = {
 }
 """The functions that are followed: their fewest and most arguments, and the stand-in for each."""
 
+FOLLOWED = _CALLS.keys()
 ALLOWED = frozenset(
     {UNTYPED, *STORAGE_DTYPES, *DTYPES, *_TENSOR_TYPES, *_OTHER_TENSORS, *_OTHER_CALLS, *_OTHER_NAMES, *_CALLS}
 )

@@ -232,7 +232,8 @@ class Planning(Events):
             form.shards: panels.shards_panel(plan, forecast, classic),
             form.findings: panels.findings_panel((*checkpoint.findings, *gathered(plan))),
             form.query: query_of(wish),
-            form.shown: Shown(stops=stops, plan_id=identify_plan(plan)),
+            # Nothing starts before the base is named.
+            form.shown: Shown(stops=stops, plan_id="" if needs_base(checkpoint) else identify_plan(plan)),
         }
 
     def _engine(self, classic: Forecast | None) -> gr.Radio:

@@ -110,6 +110,7 @@ _HELP: dict[RemedyKind, Help] = {
 }
 _OF_FINDINGS = {
     "variants": "To copy one of them instead, choose it above.",
+    "run-lora": "The command line can be told what its alpha was.",
     "no-base": 'Name it in the field "The model that was trained".',
     "ranks-uneven": 'To check that, fill in "The model that was trained".',
     "base-dtype": "To convert them, choose a number format under Advanced.",

@@ -22,6 +22,7 @@ class Draft:
     findings: tuple[Finding, ...] = ()
     made: Made = ()
     hints: Hints = field(default_factory=dict)
+    written: Mapping[str, bytes] = field(default_factory=dict)  # New files beside config.json, by path.
     unfit: frozenset[str] = frozenset()  # Files beside the weights that do not fit the copy.
 
 

@@ -41,7 +41,12 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
 
 
 def as_read(content: Content, plan: Plan) -> Content:
-    """Return `content`, whose other inputs have only the weight files that `plan` reads."""
+    """Return `content`, whose other inputs have only the weight files that `plan` reads.
+
+    If only the adapter of a training run is saved, it is that adapter.
+    """
+    if any(change.kind == "as" for change in plan.made):
+        content = replace(content, library="peft", components=plan.components)
     if not content.others:
         return content
     reads = {file for tensor in plan.tensors for file in tensor.recipe.files() if file[0]}
@@ -75,7 +80,7 @@ def _laid_out(draft: Draft) -> Plan:
         unfit=frozenset(unfit) | draft.unfit,
         made=draft.made,
         sources=content.inputs,
-        written=written | {path: text for path, text, _ in stated},
+        written=written | {path: text for path, text, _ in stated} | dict(draft.written),
     )
 
 

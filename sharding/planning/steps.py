@@ -9,7 +9,7 @@ from sharding.core.hints import Hints
 from sharding.core.options import Options
 from sharding.core.values import Content
 from sharding.model_class.architecture import hints_for, stored_names
-from sharding.planning.adapters import merged
+from sharding.planning.adapters import merged, own
 from sharding.planning.alike import alike
 from sharding.planning.alike.comparison import Comparison
 from sharding.planning.alike.selected import chosen
@@ -53,6 +53,9 @@ def names_asked(content: Content) -> Content | None:
 
 
 def _merged(draft: Draft, asks: Asks) -> Draft:
+    draft = own.with_alpha(draft)
+    if draft.options.save_as == "adapter":
+        return own.as_adapter(draft)
     content = draft.content
     if content.of("adapter") is None:
         return draft

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from sharding.checkpoint.readers import trained_folder
+from sharding.checkpoint.readers import BESIDE_RUN, trained_folder
 from sharding.checkpoint.weight_sets import is_found_by_name
 from sharding.core.errors import DestinationError, Remedy, SourceError, UsageError
 from sharding.core.options import Request
@@ -42,7 +42,7 @@ def open_inputs(named: Mapping[Role, str], hub: Hub) -> Inputs:
     folder = trained_folder([*(file.path for file in sources["model"].files), *sources["model"].links_out])
     if folder is None:
         return completed(sources) if "like" in sources else Inputs(sources)
-    return trained(sources, folder) if folder or "base" in sources else Inputs(sources)
+    return trained(sources, folder)
 
 
 def _refuse_base(text: str, base: str, source: Source) -> None:
@@ -52,7 +52,7 @@ def _refuse_base(text: str, base: str, source: Source) -> None:
     if ADAPTER_NAME in paths and folder is None:
         hint = f"To merge it: shard-my-repo shard {shlex.quote(base)} ./merged --adapter {shlex.quote(text)}"
         raise UsageError(f"{text} is an adapter, not the output of a training run.", hint, Remedy("leave_base_out"))
-    if folder is None or CONFIG_NAME in {path.removeprefix(folder) for path in paths}:
+    if folder is None or not {CONFIG_NAME, folder + CONFIG_NAME, folder + BESIDE_RUN + CONFIG_NAME}.isdisjoint(paths):
         message = f"{text} has a configuration of its own, or is not the output of a training run."
         hint = "Only a rank-sharded checkpoint without a configuration needs a base model. Leave out --base."
         raise UsageError(message, hint, Remedy("leave_base_out"))
@@ -118,7 +118,10 @@ def _folder_at(text: str) -> Path:
 
 
 def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
-    """Return the inputs with `folder` of the model as its top, and with the files that the base has beside weights."""
+    """Return the inputs with `folder` of the model as its top, and with the files that the base has beside weights.
+
+    What lies in `BESIDE_RUN` is at the top too.
+    """
     source, base = sources["model"], sources.get("base")
     files: dict[str, FileEntry] = {}
     links = [link.removeprefix(folder) for link in source.links_out]
@@ -126,13 +129,15 @@ def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
         files |= {file.path: replace(file, source=1) for file in base.files if _is_beside(file.path)}
         links += filter(_is_beside, base.links_out)
 
-    def is_inside(file: FileEntry) -> bool:
-        return bool(folder) and file.path.startswith(folder)
+    def path_of(file: FileEntry) -> str:
+        is_inside = file.path.startswith(folder)
+        return file.path.removeprefix(folder).removeprefix(BESIDE_RUN) if is_inside else file.path
 
-    for file in sorted(source.files, key=is_inside):  # of two with one path, the trained one counts
-        if is_inside(file):
+    # Of two with one path, the one nearest to the trained weights counts.
+    for file in sorted(source.files, key=lambda file: (file.path.startswith(folder), -len(file.path))):
+        if (path := path_of(file)) != file.path:
             # Without the store's hash: a file that gets a new name is not copied on the server.
-            file = replace(file, path=file.path.removeprefix(folder), place=file.path, xet_hash=None)
+            file = replace(file, path=path, place=file.path, xet_hash=None)
         files[file.path] = file
     return Inputs(sources, (files[path] for path in sorted(files)), links)
 

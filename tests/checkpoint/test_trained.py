@@ -225,14 +225,6 @@ def test_names_that_no_class_of_the_base_loads_are_refused(ours: list[str], is_r
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["q_proj.base_layer.weight", "q_proj.lora_A.default.weight"])
-def test_the_weights_of_a_lora_in_a_run_are_refused_by_name(name: str, tmp_path: Path) -> None:
-    save(tmp_path, {"model": {f"model.layers.0.{name}": 1.0, "model.norm.weight": 1.0}})
-    with pytest.raises(SourceError, match="holds the weights of a LoRA") as refusal:
-        inspect(str(tmp_path))
-    assert "merge it into its base" in refusal.value.hint
-
-
 def test_every_difference_from_a_base_is_a_finding_and_the_same_is_none(tmp_path: Path) -> None:
     ours = {"a": np.ones(4, "f4"), "b": np.ones((2, 3), "f4"), "my_head.weight": np.ones(1, "f4")}
     theirs = {"a": np.ones(4, "f2"), "b": np.ones((3, 2), "f2"), "one": np.ones(1, "f2"), "two": np.ones(1, "f2")}

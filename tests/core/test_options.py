@@ -14,6 +14,7 @@ from sharding.core.origin import Place
 WRONG: list[dict[str, Any]] = [
     *({"max_shard_size": size} for size in ("much", 0, -5)),
     *({"order": "alphabetical"}, {"strategy": "layers"}, {"strategy": "pp:0"}, {"dtype": "int4"}, {"rank": 0}),
+    *({"lora_alpha": "many"}, {"lora_alpha": 16}, {"save_as": "gguf"}),
     *({"strategy": "pp:2", "rank": rank} for rank in (-1, 2)),
     *({"max_shard_size": SINGLE_FILE, "strategy": strategy} for strategy in ("blocks", "pp:2")),
 ]

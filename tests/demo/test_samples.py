@@ -52,6 +52,7 @@ def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
         "samples/gpt2-tied",
         "samples/qwen3-fp8",
         "samples/t5-tiny-ranks",
+        "samples/t5-tiny-run",
         "samples/llama-gated",
         "alice/llama-private",
     }
@@ -77,8 +78,10 @@ def assert_quantized_and_trained_samples_become_ordinary(own: Server, place: Pat
     at: dict[str, Any] = {"endpoint": own.address, "token": "hf_alice"}
     *_, plain = job.shard("samples/qwen3-fp8", str(place / "plain"), Options("2MB", dequantize=True), **at)
     *_, whole = job.shard("samples/t5-tiny-ranks", str(place / "whole"), Options("2MB", base="samples/t5-tiny"), **at)
-    assert plain.verification.identical and whole.verification.identical  # type: ignore[union-attr]
+    *_, run = job.shard("samples/t5-tiny-run", str(place / "run"), Options("2MB"), **at)
+    assert all(report.verification.identical for report in (plain, whole, run))  # type: ignore[union-attr]
     assert AutoModelForCausalLM.from_pretrained(place / "plain").dtype == torch.bfloat16
     base = AutoModelForSeq2SeqLM.from_pretrained(own.api().snapshot_download("samples/t5-tiny", cache_dir=place))
-    trained = AutoModelForSeq2SeqLM.from_pretrained(place / "whole").state_dict()
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in base.state_dict().items())
+    for made in ("whole", "run"):
+        trained = AutoModelForSeq2SeqLM.from_pretrained(place / made).state_dict()
+        assert all(torch.equal(tensor, trained[name]) for name, tensor in base.state_dict().items())

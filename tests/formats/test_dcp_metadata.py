@@ -1,5 +1,6 @@
 """`.metadata` is read as torch reads it, and nothing in it is called."""
 
+import os
 import pickle
 import pickletools
 import random
@@ -57,11 +58,14 @@ def test_it_is_read_as_torch_reads_it(data: bytes) -> None:
 
 def test_nothing_in_it_is_called(tmp_path: Path, data: bytes) -> None:
     metadata: Metadata = pickle.loads(data)
-    metadata.storage_meta = Call(Path.touch, tmp_path / "called")  # type: ignore[assignment]
+    metadata.storage_meta = Call(torch.save, 1, tmp_path / "called")  # type: ignore[assignment]
     found = parse_metadata(pickle.dumps(metadata))
     assert len(found.entries) == 3 and not (tmp_path / "called").exists()
     pickle.loads(pickle.dumps(metadata))
     assert (tmp_path / "called").exists()
+    metadata.storage_meta = Call(os.system, "true")  # type: ignore[assignment]
+    with pytest.raises(PickleRefused, match=r"asks for '(posix|nt)\.system', which no checkpoint needs"):
+        parse_metadata(pickle.dumps(metadata))
 
 
 def compressed(metadata: Metadata) -> None:
@@ -122,7 +126,7 @@ def test_a_damaged_one_is_refused_or_read(data: bytes) -> None:
             parse_metadata(data[:end])
 
 
-@pytest.mark.parametrize("limit", ["sharding.formats.dcp_metadata._Machine.most_steps", "sharding.checkpoint.readers.dcp.MAX_DCP_BYTES"])  # fmt: skip
+@pytest.mark.parametrize("limit", ["sharding.formats.inert_pickle.InertMachine.most_steps", "sharding.checkpoint.readers.dcp.MAX_DCP_BYTES"])  # fmt: skip
 def test_one_of_endless_length_is_not_followed(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path)
     monkeypatch.setattr(limit, 100)

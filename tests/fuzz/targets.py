@@ -12,15 +12,19 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.core.errors import SourceError, UsageError
+from sharding.core.limits import MAX_DIMENSIONS
 from sharding.core.origin import Place
 from sharding.core.protocols import Files
 from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.gguf import build_header, read_header
 from sharding.formats.index import parse_index
+from sharding.formats.inert_pickle import read_inert
 from sharding.formats.rank_boxes import assemble_headers
+from sharding.formats.rank_pieces import parse_rank
 from sharding.formats.safetensors_file import Header, parse_header
 from sharding.formats.torch_checkpoint import read_archive
+from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
 from sharding.report.report import asked_of
@@ -119,6 +123,16 @@ def metadata(data: bytes) -> None:
         _make_first_bytes(source, tensor)
 
 
+def rank(data: bytes) -> None:
+    """The pickle of rank 1 of 3, of which each piece has a place."""
+    try:
+        tensors, _ = parse_rank(read_inert(data).value, 1, 3)
+    except PickleRefused as error:
+        raise SourceError(str(error), "") from error
+    for tensor in tensors.values():
+        assert all(len(offsets) <= MAX_DIMENSIONS and piece.dtype == tensor.dtype for offsets, piece in tensor.pieces)
+
+
 def _make_first_bytes(source: Memory, tensor: Tensor) -> None:
     chunks = (chunk for _, *place in tensor.recipe.reads() for chunk in source.read(*place))
     count, most = 0, min(tensor.bytes, _MOST_READ_BYTES)
@@ -156,7 +170,7 @@ _REPORT = Path(__file__).parent / "corpus/report/written"  # any report of today
 _VALUES = (None, True, 0, -1, 1 << 63, 1 << 70, 1.5, float("nan"), "", "a", "../a", "a/b", "0" * 64, "x" * 3000, [], [[]], {}, {"a": 1})  # fmt: skip
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (header, gguf, index, archive, pickle, report, sharding_info, metadata)
+    target.__name__: target for target in (header, gguf, index, archive, pickle, report, sharding_info, metadata, rank)
 }
 
 

@@ -187,7 +187,7 @@ def test_the_base_of_a_training_run_is_asked_for_and_goes_with_the_copy(rooms: R
     assert not visit.has("base")
     visit.see(repo="bob/trained")
     assert visit.has("base") and "There is no config.json and no tokenizer" in visit.text("findings")
-    assert "Nothing loads this copy until you name the model that was trained" in visit.text("summary")
+    assert "Name the model that was trained." in visit.text("summary") and not visit.now("shown").plan_id
     assert visit.shown[visit.form.start]["variant"] == "secondary" and not visit.is_visible("measure")
     visit.see(base="bob/nothing-there")
     assert "bob/nothing-there" in visit.text("repo_message")

@@ -4,14 +4,19 @@ import re
 from collections.abc import Collection, Sequence
 
 from sharding.checkpoint.readers.dcp import Dcp
+from sharding.checkpoint.readers.rank_files import RankFiles
 from sharding.checkpoint.readers.rank_safetensors import RankSafetensors
 from sharding.checkpoint.readers.reader import Reader
 from sharding.checkpoint.readers.safetensors import Safetensors
 from sharding.checkpoint.readers.torch_bin import TorchBin
 from sharding.core.values import folder_of
-from sharding.formats.names import is_index, is_training_state
+from sharding.formats.names import LOADED, is_index, is_training_state
 
-READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), Safetensors(), TorchBin())
+BESIDE_RUN = "huggingface/"
+"""The folder beside the files of ranks in which verl and SkyRL save configuration and tokenizer."""
+_STATE = re.compile(r"(?:^|/)(?:optimizer(?:_\d+)?|optim|lr_scheduler)/")  # Folders for what only training needs.
+
+READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), RankFiles(), Safetensors(), TorchBin())
 """All kinds that are read."""
 
 
@@ -40,7 +45,7 @@ def trained_folder(paths: Collection[str]) -> str | None:
     >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
     'pytorch_model_fsdp_0/'
     """
-    relevant = [path for path in paths if not is_training_state(path)]
+    relevant = [path for path in paths if not (is_training_state(path) or _STATE.search(path))]
     top = (path for path in relevant if "/" not in path and not is_of_run(path))
     if any(is_index(name) or name.endswith((".safetensors", ".bin")) for name in top):
         return None
@@ -48,4 +53,8 @@ def trained_folder(paths: Collection[str]) -> str | None:
     if sum(re.fullmatch(r"pytorch_model_fsdp_\d+/", folder) is not None for folder in folders) > 1:
         return None  # accelerate numbers the models of one run
     known = [folder for folder in ("", "pytorch_model_fsdp_0/") if folder in folders]
-    return known[0] if known else folders.pop() if len(folders) == 1 else None
+    found = known[0] if known else folders.pop() if len(folders) == 1 else None
+    # verl can save the ordinary model too.
+    whole = f"{found}{BESIDE_RUN}"
+    is_whole = any(path.startswith(whole) and path.endswith(LOADED) for path in relevant)
+    return whole if found is not None and is_whole else found

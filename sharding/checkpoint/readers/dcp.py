@@ -1,9 +1,11 @@
 """Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and the pieces that it locates in `.distcp` files."""
 
 import re
+from collections.abc import Sequence
 
 from typing_extensions import override
 
+from sharding.checkpoint.foreign import refuse_megatron
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import refuse_long
 from sharding.checkpoint.state_dict import final_names, findings_on_run, model_names, state_in
@@ -23,6 +25,12 @@ class Dcp(Reader):
 
     names = re.compile(re.escape(DCP_METADATA_NAME))
     of_run = True
+
+    @override
+    def finds(self, inside: Sequence[str]) -> list[str]:
+        if found := super().finds(inside):
+            refuse_megatron(inside)
+        return found
 
     @override
     def read(self, found: Found) -> Weights:
@@ -55,4 +63,4 @@ class Dcp(Reader):
         files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
         sizes = {entry.name: sum(chunk.bytes for chunk in entry.chunks) for entry in metadata.entries}
         left_out = {name: size for name, size in sizes.items() if name in state}
-        return Weights(files, tensors, list(findings_on_run(files, tensors, left_out, metadata.others, names)))
+        return Weights(files, tensors, list(findings_on_run(found, files, tensors, left_out, metadata.others, names)))

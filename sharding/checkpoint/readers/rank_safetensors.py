@@ -44,7 +44,7 @@ class RankSafetensors(Reader):
             of_model.append(replace(header, tensors=tuple(tensor for tensor in header.tensors if tensor.name in names)))
             left_out.update({tensor.name: tensor.bytes for tensor in header.tensors if tensor.name in state})
         tensors = [tensor._replace(name=names[tensor.name]) for tensor in assemble_headers(files, of_model)]
-        findings = list(findings_on_run(files, tensors, left_out, (), names))
+        findings = list(findings_on_run(found, files, tensors, left_out, (), names))
         missing, number = missing_names(files)
         if number:
             message = f"Some ranks saved fewer files than others. Missing files: {name_some(missing, total=number)}."

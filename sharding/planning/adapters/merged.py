@@ -204,23 +204,24 @@ def _refuse_pattern(work: Merging, module: str) -> None:
 
 
 def _result(work: Merging) -> Draft:
-    draft, (file,) = work.draft, work.adapter.weight_files
+    draft, file = work.draft, next(iter(work.adapter.weight_files), None)
     changed = sum(work.before.get(name) != tensor for name, tensor in work.tensors.items())
     tensors, source = tuple(work.tensors.values()), work.adapter.source
+    done = f"with the adapter {'' if source.is_pinned else 'in '}{source.text} merged"
+    the_file = f"The adapter's file has the SHA-256 `{file.sha256}`. " if file else ""
     merge = Change(
         kind="adapter",
-        done=f"with the adapter {'' if source.is_pinned else 'in '}{source.text} merged",
+        done=done if file else "with its LoRA merged",
         called="The adapter",
         how="The changed ones are what PEFT's `merge_and_unload` computes. Another processor adds up in another order, "
-        f"so its last bits may differ. The adapter's file has the SHA-256 `{file.sha256}`. The adapter's own licence "
-        "holds for this copy too.",
+        f"so its last bits may differ. {the_file}The adapter's own licence holds for this copy too.",
         then="It needs no PEFT and no adapter.",
         changed=changed,
         of=len(tensors),
-        by=source,
+        by=source if file else None,
         is_exact=False,
         relation="finetune",
-        evidence=f"{file.path} {file.sha256}",
+        evidence=f"{file.path} {file.sha256}" if file else "",
         peer="PEFT's merge_and_unload, then save_pretrained",
     )
     if work.settings:
@@ -236,8 +237,10 @@ def _result(work: Merging) -> Draft:
 
 def _findings(work: Merging, merge: Change) -> Iterator[Finding]:
     source, adapter, named = work.checkpoint.source, work.adapter.source, work.named_base
-    at = f"{'' if adapter.is_pinned else 'in '}{adapter.text}"
-    message = f"The adapter {at} is merged into {merge.changed:,} of {count(merge.of, 'tensor')}."
+    at = (
+        f"adapter {'' if adapter.is_pinned else 'in '}{adapter.text}" if work.adapter.weight_files else "run's own LoRA"
+    )
+    message = f"The {at} is merged into {merge.changed:,} of {count(merge.of, 'tensor')}."
     message += f" It names {named} as its base." if named else ""
     is_other = source.is_pinned and "/" in named and named != source.repo_id
     message += f" It is merged into {source.repo_id}." if is_other else ""

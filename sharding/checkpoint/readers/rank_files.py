@@ -1,0 +1,206 @@
+"""Read the files of `torch.save` that the ranks of a training run wrote, one a rank: of verl, SkyRL and accelerate."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from threading import Lock
+
+from typing_extensions import override
+
+from sharding.checkpoint.documents import read_json
+from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.safetensors import too_many_tensors
+from sharding.checkpoint.state_dict import final_names, findings_on_run, state_in
+from sharding.core.dtypes import BY_TORCH, item_bytes
+from sharding.core.errors import SourceError
+from sharding.core.protocols import Files
+from sharding.core.text import as_object, name_some
+from sharding.core.threads import readers
+from sharding.core.values import FileEntry, Finding
+from sharding.formats.inert_pickle import InertMachine, read_inert
+from sharding.formats.names import CONFIG_NAME
+from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.formats.rank_pieces import FLAT, Numbers, RankTensor, parse_rank
+from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS, lies_in_order, moving_strides, origin_of
+from sharding.formats.torch_file import Reader as Archive
+from sharding.formats.torch_file import ZipRefused, open_zip
+from sharding.formats.torch_globals import PickleRefused
+from sharding.model_class.class_table import ties
+from sharding.recipes.laid import Box, Laid
+
+_AGAIN = "Copy the files of all ranks into one folder. All of them must be from the same save."
+_LOCAL = "Save the checkpoint again with SHARDED_STATE_DICT, or export the model with the trainer."
+_MOST_COMPARED_BYTES = 64 << 20  # Of a tensor whose archive states no checksum of it.
+_FSDP_CONFIG = "fsdp_config.json"
+
+
+class RankFiles(Reader):
+    """Files such as `model_world_size_4_rank_0.pt`, and accelerate's `pytorch_model_fsdp_0_rank0.bin`."""
+
+    names = re.compile(
+        r"model_world_size_(?P<ranks>[1-9]\d{0,5})_rank_(?P<rank>0|[1-9]\d{0,5})\.pt"
+        r"|pytorch_model_fsdp(?P<model>(?:_\d+)?)_rank(?P<number>0|[1-9]\d{0,5})\.bin",
+        re.ASCII,
+    )
+    of_run = True
+
+    @override
+    def finds(self, inside: Sequence[str]) -> list[str]:
+        return sorted(filter(self.names.fullmatch, inside), key=self._sort_key)
+
+    def _sort_key(self, path: str) -> tuple[str, int]:
+        match = self.names.fullmatch(path)
+        assert match is not None
+        return match["ranks"] or match["model"] or "", int(match["rank"] or match["number"])
+
+    @override
+    def read(self, found: Found) -> Weights:
+        files, ranks = self._of_one_save(found)
+        with readers(found.source.ranges_at_once) as pool:
+            of_ranks = list(pool.map(lambda pair: _read_rank(found, pair[1], pair[0], ranks), enumerate(files)))
+        tensors: dict[str, list[_Held]] = {}
+        for held, _ in of_ranks:
+            for name, one in held.items():
+                tensors.setdefault(name, []).append(one)
+        state = state_in({name: (name,) for name in tensors})
+        names = final_names({name: name for name in tensors if name not in state}, state)
+        if drop := _tied_head(found, names, tensors):
+            names.pop(drop)
+        joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
+        left_out = {name: sum(one.bytes for one in tensors[name]) for name in state}
+        findings = list(
+            findings_on_run(
+                found,
+                files,
+                joined,
+                left_out,
+                of_ranks[0][1],
+                names,
+                "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate",
+            )
+        )
+        if drop:
+            findings.append(Finding("info", "tied", f"Tied weights are written once. Left out: {drop}."))
+        return Weights(files, joined, findings)
+
+    def _of_one_save(self, found: Found) -> tuple[list[FileEntry], int]:
+        """Return the files of all ranks, and how many there are. Raises SourceError if one is missing."""
+        saves: dict[str, list[str]] = {}
+        for path in found.paths:
+            saves.setdefault(self._sort_key(path)[0], []).append(path)
+        which = next(iter(saves))
+        if len(saves) > 1:
+            config = as_object(read_json(found.source, found.by_path.get(_FSDP_CONFIG)))
+            which = str(config.get("world_size"))
+            if which not in saves:
+                first = name_some([paths[0] for paths in saves.values()])
+                message = f"The folder has rank files of several saves or models, such as {first}."
+                raise SourceError(message, "Keep the files of each one in their own folder.")
+        paths = saves[which]
+        numbers = [self._sort_key(path)[1] for path in paths]
+        ranks = int(which) if which.isdecimal() else 1 + numbers[-1]
+        if numbers[-1] >= ranks:
+            raise SourceError(f"{paths[-1]} has a rank beyond its world size of {ranks}.", _AGAIN)
+        if missing := ranks - len(numbers):
+            start, _, end = paths[-1].rpartition(str(numbers[-1]))
+            gone = [f"{start}{rank}{end}" for rank in range(ranks) if rank not in numbers]
+            raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", _AGAIN)
+        return [found.by_path[path] for path in paths], ranks
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What one rank holds of a tensor: boxes in its `file`, and what its archive says of the bytes of a whole one."""
+
+    file: FileEntry
+    tensor: RankTensor
+    boxes: tuple[Box, ...]
+    crc32: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(prod(box.shape) for box in self.boxes) * item_bytes(self.tensor.dtype)
+
+
+_ALONE = Lock()  # Hostile instructions take much memory.
+
+
+def _read_alone(data: bytes) -> InertMachine:
+    with _ALONE:
+        return read_inert(data)
+
+
+def _read_rank(found: Found, file: FileEntry, rank: int, ranks: int) -> tuple[dict[str, _Held], list[str]]:
+    """Return what the file of one rank holds, by name, and the names of its other entries. Raises SourceError."""
+    try:
+        value, locate = open_zip(Archive(found.source, file), _read_alone)
+        tensors, others = parse_rank(value, rank, ranks)
+        if len(tensors) > found.most_tensors:
+            raise too_many_tensors(found.source, found.most_tensors)
+        places = locate(piece.storage for tensor in tensors.values() for _, piece in tensor.pieces)
+        held = {}
+        for name, tensor in tensors.items():
+            boxes, crc32 = [], 0
+            for offsets, piece in tensor.pieces:
+                lies_in_order(piece)  # refuses what overlaps itself
+                place = places[piece.storage.key]
+                is_all = prod(piece.shape) * item_bytes(piece.dtype) == place.bytes
+                crc32 = place.crc32 if is_all and lies_in_order(piece) else 0
+                origin = origin_of(name, piece, place)
+                boxes.append(Box(file.at, origin, offsets, piece.shape, moving_strides(piece), file.source))
+            held[name] = _Held(file, tensor, tuple(boxes), crc32)
+        return held, others
+    except (PickleRefused, ZipRefused) as error:
+        hint = _LOCAL if FLAT in str(error) else _AGAIN
+        raise SourceError(f"{file.path}, the file of rank {rank}, cannot be read: {error}.", hint) from error
+
+
+def _joined(source: Files, name: str, saved: str, held: Sequence[_Held], ranks: int) -> SavedBoxes:
+    """Return the pieces that all ranks `held` of a tensor, each once. Raises SourceError if the ranks disagree."""
+    first = held[0]
+    for one in held[1:]:
+        for what in ("shape", "dtype", "is_whole"):
+            if getattr(one.tensor, what) != getattr(first.tensor, what):
+                files = f"{first.file.path} and {one.file.path}"
+                raise SourceError(f"{saved} has another shape or dtype, or is cut in another way, in {files}.", _AGAIN)
+    if len(held) < ranks:
+        message = f"{saved} is in {len(held)} of the {ranks} rank files only."
+        raise SourceError(message, _AGAIN)
+    if first.tensor.is_whole:
+        for one in held[1:]:
+            _refuse_other_bytes(source, saved, first, one)
+        boxes = first.boxes
+    else:
+        # Ranks that hold copies of one piece have it at the same place.
+        boxes = tuple({(box.offsets, box.shape): box for one in reversed(held) for box in one.boxes}.values())
+    return SavedBoxes(name, BY_TORCH[first.tensor.dtype].name, first.tensor.shape, boxes)
+
+
+def _refuse_other_bytes(source: Files, name: str, one: _Held, other: _Held) -> None:
+    """Raise SourceError if a tensor that every rank holds as a whole is not the same in two of their files."""
+    if one.crc32 and other.crc32:
+        is_same = one.crc32 == other.crc32
+    else:
+        if one.bytes > _MOST_COMPARED_BYTES:
+            message = f"{name} is whole in the file of each rank, and too large to compare."
+            raise SourceError(message, "Save the checkpoint again with torch.distributed.checkpoint.")
+        is_same = _bytes_of(source, one) == _bytes_of(source, other)
+    if not is_same:
+        message = f"{name} is whole in the file of each rank, but differs in {one.file.path} and {other.file.path}."
+        raise SourceError(message, _AGAIN)
+
+
+def _bytes_of(source: Files, held: _Held) -> tuple[Numbers, bytes]:
+    recipe = Laid(held.boxes, held.tensor.shape, item_bytes(held.tensor.dtype))
+    reads = (source.read(held.file.path, extent.start_byte, extent.end_byte) for extent in recipe.reads())
+    return held.boxes[0].strides, b"".join(chain.from_iterable(reads))
+
+
+def _tied_head(found: Found, names: Mapping[str, str], tensors: Mapping[str, Sequence[_Held]]) -> str:
+    """Return the output head that is the embeddings, with the same bytes, if config.json ties both; else ""."""
+    if ties(read_json(found.source, found.by_path.get(CONFIG_NAME))) is not True:
+        return ""
+    words = {tensors[name][0].boxes for name in names if EMBEDDINGS.search(name)}
+    return next((name for name in names if HEADS.search(name) and tensors[name][0].boxes in words), "")

@@ -1,0 +1,116 @@
+"""Read a pickle of any classes into values without meaning. Pure. Imports, calls and builds nothing from it.
+
+The machine of `torch_pickle` follows the instructions. Tensors are `StoredTensor`. An `Instance` stands for any other
+object, whatever its class. Nothing of Python's own library has a place in a checkpoint, except a few containers.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sharding.core.limits import MAX_DCP_STEPS
+from sharding.formats import torch_globals
+from sharding.formats.torch_globals import Global, Ordered, PickleRefused
+from sharding.formats.torch_pickle import STEPS, Machine, text_of
+
+_STANDARD = {
+    "argparse.Namespace", "builtins.bytearray", "builtins.complex", "builtins.object", "builtins.set", "_codecs.encode",
+    "collections.Counter", "collections.OrderedDict", "collections.defaultdict", "copyreg._reconstructor",
+    "datetime.datetime", "datetime.timedelta", "pathlib.Path", "pathlib.PosixPath", "pathlib.PurePosixPath",
+}  # fmt: skip
+_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Protocol 2 uses the names of Python 2.
+_SHARDED = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
+_GETATTR = "builtins.getattr"
+_WRAPPER = Global("torch._utils._rebuild_wrapper_subclass")
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """A stand-in for an object of class `kind`, or for the result of a function. It is equal only to itself."""
+
+    kind: str
+    arguments: tuple[Any, ...] = ()
+    state: dict[Any, Any] = field(default_factory=dict)
+
+
+class InertMachine(Machine):
+    """Follows the instructions of pickle protocol 4 as well as those that torch's own reader knows."""
+
+    most_steps: ClassVar[int] = MAX_DCP_STEPS
+    reader: ClassVar[str] = "this tool"
+
+    def _push_global(self) -> None:
+        self._stack.append(_named(self._line(), self._line()))
+
+    def _push_named(self) -> None:
+        module, name = self._pop_last(2)
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise PickleRefused("the name of a class is not text")
+        self._spend(len(module) + len(name))  # one long text may be part of many names
+        self._stack.append(_named(module, name))
+
+    def _call(self) -> None:
+        arguments, function = self._stack.pop(), self._stack[-1]
+        if not isinstance(function, Global) or not isinstance(arguments, tuple):
+            raise PickleRefused("it calls something that is not a function")
+        if function.name == _GETATTR:  # torch names the class inside a class like this
+            if arguments != (Global(_SHARDED), "ProcessGroupState"):
+                raise PickleRefused("it calls getattr, which is not allowed")
+            self._stack[-1] = Global(f"{_SHARDED}.ProcessGroupState")
+        elif function.name in torch_globals.FOLLOWED and _WRAPPER not in arguments[:1]:
+            if arguments and isinstance(arguments[0], list | tuple):
+                self._spend(len(arguments[0]))  # many calls may share one long list
+            self._stack[-1] = torch_globals.called(function, arguments)
+        else:
+            self._stack[-1] = Instance(function.name, arguments)
+
+    def _make(self) -> None:
+        kind, arguments = self._pop_last(2)
+        if not isinstance(kind, Global) or not isinstance(arguments, tuple):
+            raise PickleRefused("it creates an object from something that is not a class")
+        self._stack.append(Instance(kind.name, arguments))
+
+    def _build(self) -> None:
+        state, instance = self._stack.pop(), self._stack[-1]
+        if isinstance(instance, Instance):
+            if isinstance(state, tuple) and len(state) == 2 and state[0] is None and type(state[1]) is dict:
+                state = state[1]  # of an object with slots
+            instance.state = state if type(state) is dict else {"": state}
+        elif type(instance) is not Ordered:
+            raise PickleRefused("it sets the state of an object that has none")
+
+    def _key(self, key: Any) -> Any:
+        # An Instance hashes by identity, so nobody can choose its hash.
+        return key if isinstance(key, Instance) else super()._key(key)
+
+
+InertMachine.steps = STEPS | {
+    ord("c"): InertMachine._push_global,
+    ord("R"): InertMachine._call,
+    ord("\x81"): InertMachine._make,
+    ord("b"): InertMachine._build,
+    ord("\x90"): InertMachine._since_mark,
+    ord("\x93"): InertMachine._push_named,
+    ord("\x94"): lambda m: m._remember(len(m._memo)),
+    ord("\x95"): lambda m: m._take(8),
+    ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
+    ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),
+    ord("C"): lambda m: m._push(m._take(m._number(1))),
+    ord("B"): lambda m: m._push(m._take(m._number(4))),
+}
+
+
+def _named(module: str, name: str) -> Global:
+    """Return the name of a class or function. Raises PickleRefused for those of Python's own library."""
+    module = _PYTHON_2.get(module, module)
+    full = f"{module}.{name}"
+    if module.partition(".")[0] in sys.stdlib_module_names and full not in _STANDARD and full != _GETATTR:
+        raise PickleRefused(f"it asks for {full[:100]!r}, which no checkpoint needs")
+    return Global(full)
+
+
+def read_inert(data: bytes) -> InertMachine:
+    """Return what has read the pickle in `data`. Raises PickleRefused."""
+    machine = InertMachine(data)
+    machine.run()
+    return machine
