@@ -66,7 +66,7 @@ def test_a_goal_is_chosen_from_its_card_and_another_from_what_fits_the_model(
 ) -> None:
     page = visit(home)
     assert page.locator("#goals .card").count() == len(GOALS)
-    page.locator("#goals .card", has_text="One file").focus()
+    page.locator("#goals .card", has_text="As ComfyUI").focus()
     page.keyboard.press("Enter")
     expect(page.locator("#goals")).to_contain_text("ComfyUI")
     expect(page).to_have_url(re.compile(r"\?goal=one-file$"))
