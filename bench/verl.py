@@ -28,7 +28,7 @@ def main() -> None:
             Contender(_OURS, (sys.executable, "-m", "sharding", "shard", str(run), out, "--dtype", "bf16", "--json")),
             Contender(_VERL, (sys.executable, "-m", "tests.kinds.verl_merger", arguments.verl, str(run), out)),
         ]
-        costs = take_turns(contenders, arguments.pairs, State((folder / "out",), (run,), 3_000_000_000))
+        costs = take_turns(contenders, arguments.pairs, State((folder / "out",), touched_bytes=3_000_000_000))
         ours, theirs = costs[_OURS], costs[_VERL]
         memory = anon_megabytes(theirs), anon_megabytes(ours)
         figures = [
