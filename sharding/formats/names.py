@@ -39,7 +39,7 @@ _OTHER_FORMATS = (
     ".nemo",
 )  # fmt: skip
 _DATA = (".npz", ".npy", ".pkl", ".pickle")  # Formats among these that can also hold data other than weights.
-_DUPLICATE_FOLDERS = ("original/", "onnx/", "openvino/", "coreml/", "gguf/")
+_DUPLICATE_FOLDERS = ("original/", "consolidated/", "onnx/", "openvino/", "coreml/", "gguf/")
 _STEP = re.compile(r"(?:.*/)?(?:(?:checkpoint|epoch|step)[-_]\d+|last-checkpoint)/", re.ASCII)
 _INDEX = re.compile(r".*\.(?:safetensors|bin)(?:\.[^./]+)?\.index(?:\.[^./]+)?\.json")
 _TRAINING_STATE = re.compile(

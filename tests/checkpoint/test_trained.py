@@ -19,7 +19,7 @@ from sharding.formats.names import is_training_state
 from sharding.job import inspect
 from tests.checkpoint.repos import repo
 from tests.conftest import write_checkpoint
-from tests.folders import finish, said
+from tests.folders import finish, reshard, said
 from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -310,6 +310,14 @@ def test_an_ordinary_checkpoint_beside_files_of_ranks_is_the_one_taken(tmp_path:
     piece(tmp_path, 1, 0)
     checkpoint = inspect(str(tmp_path))
     assert [file.path for file in checkpoint.weight_files] == ["model.safetensors"] and not checkpoint.of_ranks
+
+
+def test_the_consolidated_model_beside_the_files_of_ranks_is_not_taken_twice(tmp_path: Path) -> None:
+    """As `save_pretrained(distributed_checkpoint=True)` leaves it on a Hub."""
+    piece(tmp_path / "run", 1, 0)
+    one_file(tmp_path / "run/consolidated", w=np.ones(4, "f4"))
+    reshard(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out/consolidated").exists()
 
 
 def test_what_the_weights_of_the_base_are_called_says_nothing_of_those_that_were_trained(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_page_does_not_read_a_large_adapter_whole(
 ) -> None:
     in_git(hub, "alice/in-git", folders[1])
     monkeypatch.setattr("sharding.core.limits.MAX_PAGE_WEIGHT_BYTES", 100)
-    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", None, 100))
+    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", None, 100, None))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
         desk.models.plan(base, options)
@@ -178,14 +178,14 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
         in_git(hub, name, folders[1])
     reading, most, read, usual = 0, 0, list[str](), Headers.read
 
-    def noting(headers: Headers, *given: Any, most_bytes: int = 100) -> Content:
+    def noting(headers: Headers, *given: Any, most_bytes: int = 100, **more: Any) -> Content:
         nonlocal reading, most
         if most_bytes == 100:  # what a page reads for anybody at once
-            return usual(headers, *given, most_bytes=most_bytes)
+            return usual(headers, *given, most_bytes=most_bytes, **more)
         reading += 1
         most = max(most, reading)
         until(lambda: read or sum(len(each.callers) for each in desk.models._weights._questions.values()) == 4)
-        found = usual(headers, *given, most_bytes=most_bytes)
+        found = usual(headers, *given, most_bytes=most_bytes, **more)
         read.append(found.beside[0].repo_id)
         reading -= 1
         return found

@@ -189,18 +189,18 @@ def test_another_size_is_planned_without_reading_anything(
 @promise("docs/security.md#stop-the-page-with-a-million")
 def test_large_models_are_planned_in_turn(monkeypatch: pytest.MonkeyPatch, readings: Readings) -> None:
     monkeypatch.setattr("sharding.desk.models.LARGE_PLAN_TENSORS", len(TENSORS))
-    at_work, most = [0], [0]
+    at_work, most, made = [0], [0], SimpleNamespace(made=())
 
-    def plan(*_: object) -> str:
+    def plan(*_: object) -> SimpleNamespace:
         at_work[0] += 1
         most[0] = max(most[0], at_work[0])
         time.sleep(0.05)
         at_work[0] -= 1
-        return "plan"
+        return made
 
     monkeypatch.setattr("sharding.planning.plan._laid_out", plan)
     models = Models("http://hub")
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(models.plan, f"a/b{n}", Options(), None, f"visitor {n}") for n in range(4)]
-        assert [answer.result()[1] for answer in asked] == ["plan"] * 4
+        assert [answer.result()[1] for answer in asked] == [made] * 4
     assert most == [1]

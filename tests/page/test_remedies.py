@@ -63,7 +63,7 @@ def test_a_hint_for_who_starts_the_program_is_not_for_who_visits_the_page() -> N
 
 def test_a_finding_whose_hint_names_an_option_has_words_of_the_page() -> None:
     of_terminal = [each for each in made() if each.of == "Finding" and any(map(OPTION.search, each.hints))]
-    assert len(of_terminal) == 10
+    assert len(of_terminal) == 11
     for each in of_terminal:
         for hint in each.hints:
             finding = Finding("info", each.about, "It is so.", hint)

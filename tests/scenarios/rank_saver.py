@@ -29,7 +29,7 @@ ACCELERATE = ("sharded", "flat")
 
 
 def model_of(size: int = 1) -> Any:
-    """Return a Qwen3 of random weights, whose dimensions no number of ranks divides, with two buffers."""
+    """Return a Qwen3 of random weights, whose dimensions no number of ranks divides, a small one with two buffers."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -39,8 +39,9 @@ def model_of(size: int = 1) -> Any:
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     model.config.architectures = [type(model).__name__]  # verl's merger asks for it
-    model.register_buffer("steps", torch.tensor([2**40 + 1, 3]))  # bf16 cannot hold it
-    model.model.register_buffer("scale", torch.tensor(0.1))
+    if size == 1:
+        model.register_buffer("steps", torch.tensor([2**40 + 1, 3]))  # bf16 cannot hold it
+        model.model.register_buffer("scale", torch.tensor(0.1))
     return model
 
 
