@@ -42,7 +42,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(path, sources)
         shutil.copytree(ROOT / "sharding", sources / "sharding", ignore=shutil.ignore_patterns("__pycache__"))
         run_uv("build", "--quiet", "--out-dir", wheels, sources)
-    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+    pip = ["-I", "-m", "pip", "--quiet", "--disable-pip-version-check"]  # without this folder in PYTHONPATH
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     (wheel,) = wheels.glob("*.whl")
     subprocess.run([str(place / "bin/python"), *pip, "install", str(wheel)], check=True)
