@@ -112,8 +112,9 @@ help:  ## list these
 	$(BIN)/pip install --quiet -r tests/requirements.txt
 	touch $@
 
-# llama.cpp as npm has it, with its gguf-split (half a minute; npm, git and g++).
+# llama.cpp as npm has it, with its gguf-split (half a minute).
 .venv/llama/logits: .venv/installed .ci/llama tests/kinds/logits.cpp
+	@for tool in g++ git npm; do command -v $$tool > /dev/null || $(AS_ROOT) apt-get install -qq -y $$tool; done
 	.ci/llama
 
 # Apart from all else: transformers imports torchvision wherever it finds one, and that of the index imports only beside

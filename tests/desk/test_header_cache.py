@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from threading import Barrier, Event
+from types import SimpleNamespace
 
 import pytest
 
