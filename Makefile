@@ -114,7 +114,7 @@ help:  ## list these
 
 # llama.cpp as npm has it, with its gguf-split (half a minute).
 .venv/llama/logits: .venv/installed .ci/llama tests/kinds/logits.cpp
-	@for tool in g++ git npm; do command -v $$tool > /dev/null || $(AS_ROOT) apt-get install -qq -y $$tool; done
+	@for tool in g++ git npm; do command -v $$tool > /dev/null || { $(AS_ROOT) apt-get update -qq && $(AS_ROOT) apt-get install -qq -y $$tool; }; done
 	.ci/llama
 
 # Apart from all else: transformers imports torchvision wherever it finds one, and that of the index imports only beside
