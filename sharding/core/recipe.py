@@ -34,7 +34,7 @@ class Chunk(NamedTuple):
 class Feed:
     """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
 
-    def __init__(self, chunks: Iterator[bytes | memoryview]) -> None:
+    def __init__(self, chunks: Iterator[bytes | memoryview | Chunk]) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
         self._room = bytearray()
@@ -56,10 +56,19 @@ class Feed:
     def pieces(self, count: int) -> Iterator[memoryview]:
         """Yield the next `count` bytes in the pieces in which they arrived."""
         while count:
-            self._rest = self._rest or memoryview(next(self._chunks))
+            self._rest = self._rest or memoryview(self._next())
             piece, self._rest = self._rest[:count], self._rest[count:]
             count -= len(piece)
             yield piece
+
+    def _next(self) -> bytes | memoryview:
+        chunk = next(self._chunks)
+        if not isinstance(chunk, Chunk):
+            return chunk
+        self.overflowed += chunk.overflowed
+        self.unchanged = self.unchanged and chunk.unchanged
+        self.unsure = self.unsure or chunk.unsure
+        return chunk.data
 
 
 class Kept(Protocol):

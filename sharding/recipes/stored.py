@@ -53,15 +53,7 @@ def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
     """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
     if isinstance(recipe, Stored):
         return inputs
-
-    def data() -> Iterator[bytes | memoryview]:
-        for chunk in recipe.make(inputs, kept):
-            feed.overflowed += chunk.overflowed
-            feed.unchanged = feed.unchanged and chunk.unchanged
-            feed.unsure = feed.unsure or chunk.unsure
-            yield chunk.data
-
-    feed = Feed(data())
+    feed = Feed(recipe.make(inputs, kept))
     feed.unchanged = True
     return feed
 
