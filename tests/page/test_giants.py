@@ -34,7 +34,7 @@ USUAL = choices("plan", max_shard_size="1MB")
 @pytest.mark.thorough
 def test_what_is_too_large_to_plan_is_counted_and_says_where_it_can_be_planned(home: Site, publish: Publish) -> None:
     giant = publish(lambda folder: write_many(folder, MAX_PAGE_TENSORS + 50_000), "giant")
-    summary = answer_in(call(home, "inspect", [giant, "", ""])[1])
+    summary = answer_in(call(home, "inspect", [giant, *choices("inspect")])[1])
     assert summary["tensors"] == summary["weight_files"][0]["tensors"] == MAX_PAGE_TENSORS + 50_000
     said = call(home, "plan", [giant, *USUAL])[1]
     assert "more than 100,000 tensors" in said and "shard-my-repo" in said

@@ -47,9 +47,9 @@ def test_at_home_another_site_or_name_starts_nothing_and_reads_nothing_without_a
     assert not exists(hub, f"alice/{name}")
     hub.api("hf_alice").create_repo(private, private=True, exist_ok=True)
     by_bob = {**FOREIGN, "Authorization": "Bearer hf_bob"}
-    assert "event: complete" in call(home, "inspect", [small, "", ""], by_bob)[1]
+    assert "event: complete" in call(home, "inspect", [small, *choices("inspect")], by_bob)[1]
     for headers in (by_bob, {"Authorization": "Basic YTpi"}):  # this machine's login is not lent to them
-        said = call(home, "inspect", [private, "", ""], headers)[1]
+        said = call(home, "inspect", [private, *choices("inspect")], headers)[1]
         assert "event: error" in said and "hold" not in said
 
 

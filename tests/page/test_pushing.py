@@ -181,7 +181,7 @@ def test_a_job_is_resumed_after_the_space_was_restarted_with_an_empty_disk(
 def test_the_token_of_a_space_is_lent_to_nobody(space: Site) -> None:
     # HF_TOKEN is alice's there, and alice may see this.
     space.hub.api().create_repo("alice/private-thing", private=True, exist_ok=True)
-    for endpoint, more in (("inspect", ["", ""]), ("plan", choices("plan"))):
-        _, said = call(space, endpoint, ["alice/private-thing", *more])
+    for endpoint in ("inspect", "plan"):
+        _, said = call(space, endpoint, ["alice/private-thing", *choices(endpoint)])
         assert "does not exist, or you have no access to it" in said
     assert "Plans need no login" in follow(space, event(space, "greet"))

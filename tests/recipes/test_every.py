@@ -1,14 +1,17 @@
 """What goes for every recipe: what it says of itself is what the executor reads and makes of it."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 import torch
 from pydantic import TypeAdapter
 
-from sharding.core.recipe import Recipe
+from sharding.core.recipe import Feed, Recipe
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.laid import Box, Laid, Rows, with_axis_last
@@ -109,6 +112,24 @@ def test_it_makes_as_many_bytes_as_it_says_of_the_files_that_it_says(name: str) 
     files = {file for file, *_ in source.noted}
     assert {file for _, file in recipe.files()} == files and recipe.file in files
     assert {extent.file for extent in (*recipe.reads(), *recipe.keeps())} == files
+
+
+def test_what_one_recipe_made_of_another_is_gone_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = list[ReferenceType[Feed]]()
+
+    class Noted(Feed):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            kept.append(ref(self))
+
+    monkeypatch.setattr("sharding.recipes.stored.Feed", Noted)
+    gc.disable()  # its search for what nothing uses any more comes late
+    try:
+        for recipe in EVERY.values():
+            assert bytes_of(recipe, Noting())
+        assert kept and not any(one() for one in kept)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", EVERY)
