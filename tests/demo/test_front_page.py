@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
+from tests import ggufs
 from tests.commands import invoke
 from tests.docs.pages import README, code, table
 from tests.localhub.conftest import Server
@@ -23,6 +24,8 @@ NAMES = {
     "./checkpoint-500": "samples/t5-tiny-ranks",
     "someone/lora": "./lora",
     "owner/name-vl": "./vl",
+    "owner/name-gguf": "./parts",
+    "you/name-gguf": "alice/name-gguf",
     "other/merged": "./merged",
 }
 BASE = {"owner/name": "samples/t5-tiny"}
@@ -73,6 +76,9 @@ def typing(front: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
             from tests.planning.alike.models import build, published
 
             published(build("qwen2_5_vl"), tmp_path / "vl")
+        if "owner/name-gguf" in words:
+            ggufs.model(tmp_path / "whole")
+            assert invoke("shard", "./whole", "./parts", "-s", "20kB").exit_code == 0
         names = NAMES | (BASE if "--base" in words else {})
         typed = [names.get(word, word) for word in words]
         if typed[0] == "verify" and "--adapter" in words:
@@ -90,5 +96,7 @@ def typing(front: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
 def test_a_command_of_the_front_page_does_its_job(words: list[str], typing: Callable[[list[str]], list[str]]) -> None:
     done = invoke(*typing(words))
     assert done.exit_code == 0, done.output
-    if "--single-file" in words:
+    if "--variant" in words:
+        assert "small-Q4_K_M.gguf" in done.output
+    elif "--single-file" in words:
         assert load_file("name/model.safetensors")
