@@ -148,13 +148,13 @@ def test_no_package_is_pinned_twice() -> None:
 
 @pytest.mark.thorough
 def test_what_loads_other_kinds_finds_all_that_it_needs_in_the_versions_that_are_pinned() -> None:
-    """Pip is kept from looking: it would bring another build of torch."""
+    """Pip is kept from looking: it would bring another build of torch. Of verl only the merger is run."""
     pinned = versions(*USUAL, LOADERS)
     there = {canonicalize_name(one.name): one for one in distributions(path=[str(packages())])}
     installed = {name: one for name, one in there.items() if name in versions(LOADERS)}
     assert {name: one.version for name, one in installed.items()} == versions(LOADERS)
     for name, one in installed.items():
-        for wanted in map(Requirement, one.requires or ()):
+        for wanted in map(Requirement, (one.requires or ()) if name != "verl" else ()):
             if not wanted.marker or wanted.marker.evaluate({"extra": ""}):
                 version = pinned.get(canonicalize_name(wanted.name))
                 assert version and wanted.specifier.contains(version), f"{name} needs {wanted}"
