@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 from tests.conftest import random_tensors, write_checkpoint
 from tests.localhub.conftest import Server
 from tests.page.conftest import Site, as_space
+from tests.page.site import choices
 from tests.report.results import LORA, MERGE
 
 SMALL, MANY, LLAMA, RESULT = "alice/small", "alice/many", "alice/llama", "alice/result"
@@ -88,7 +89,8 @@ class Page:
         until = time.monotonic() + seconds
         while True:
             # Threads that have nothing to do end when another one begins to work, ten seconds later at the earliest.
-            answer = httpx.post(f"{self.site.address}/gradio_api/call/inspect", json={"data": [SMALL, "", ""]})
+            given = {"data": [SMALL, *choices("inspect")]}
+            answer = httpx.post(f"{self.site.address}/gradio_api/call/inspect", json=given)
             path = f"{self.site.address}/gradio_api/call/inspect/{answer.json()['event_id']}"
             assert "event: complete" in httpx.get(path, timeout=60).text
             time.sleep(1)
