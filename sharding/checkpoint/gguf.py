@@ -30,11 +30,10 @@ from sharding.formats.gguf import (
     tag_of,
     text_in,
 )
-from sharding.formats.names import is_reserved, may_be_model
+from sharding.formats.names import GGUF_PIECE, is_reserved, may_be_model
 from sharding.recipes.stored import place_of
 
 EVERY = "*"  # The variant that is all models.
-_PIECE = re.compile(r".*\.gguf(?:[.-]split-[a-z]+|[.-]part-?\w+|\.\d+)", re.IGNORECASE | re.DOTALL)
 _MOST_GAPS_BYTES = 16 << 20
 """The most bytes between tensors that are kept as they are. Usually there are none, and they are zeros."""
 _FIRST = ("Q4_K_M", "Q8_0")  # What llama.cpp takes if it is given no tag.
@@ -45,7 +44,7 @@ _Files = dict[int, FileEntry]  # The files of a model, by their numbers from 1.
 def holds_only_gguf(paths: Collection[str]) -> bool:
     """Return whether a source has GGUF files, or pieces of them, and no weights of other formats."""
     others = (may_be_model(path) for path in paths if not path.endswith(GGUF) and not is_reserved(path))
-    return any(path.endswith(GGUF) or _PIECE.fullmatch(path) for path in paths) and not any(others)
+    return any(path.endswith(GGUF) or GGUF_PIECE.fullmatch(path) for path in paths) and not any(others)
 
 
 def read_models(source: Files, variant: str, most_tensors: int = MAX_TENSORS) -> Content:
@@ -56,8 +55,12 @@ def read_models(source: Files, variant: str, most_tensors: int = MAX_TENSORS) ->
     """
     by_path = {file.path: file for file in source.files}
     refuse_links(source.links_out)
-    models = _models_in(source)
+    models, twice = _models_in(source)
     names = _chosen(models, variant)
+    for name in names:
+        if name in twice:
+            message = f"{name} is there twice: {twice[name]} do not belong together."
+            raise SourceError(message, "Remove the files that are out of date.")
     files = [file for name in names for _, file in sorted(models[name].items())]
     taken = {file.path for file in files}
     refuse_unfinished(by_path, taken)
@@ -134,8 +137,9 @@ def read_headers(
     return found
 
 
-def _models_in(source: Files) -> dict[str, _Files]:
-    models = dict[str, _Files]()
+def _models_in(source: Files) -> tuple[dict[str, _Files], dict[str, str]]:
+    """Return the models by name, and two files of each one that does not fit together. Raises SourceError."""
+    models, twice = dict[str, _Files](), dict[str, str]()
     for file in source.files:
         if not (parts := parts_of(file.path)) or is_reserved(file.path):
             continue
@@ -143,22 +147,29 @@ def _models_in(source: Files) -> dict[str, _Files]:
         files = models.setdefault(name, {})
         other = next(iter(files.values()), file)
         if number in files or (parts_of(other.path) or parts)[2] != total:
-            message = f"{name} is there twice: {other.path} and {file.path} do not belong together."
-            raise SourceError(message, "Remove the files that are out of date.")
+            twice[name] = f"{other.path} and {file.path}"
         files[number] = file
-    pieces = sorted(file.path for file in source.files if _PIECE.fullmatch(file.path))
+    pieces = sorted(file.path for file in source.files if GGUF_PIECE.fullmatch(file.path))
     if not models and pieces:
         message = f"These are plain pieces of a GGUF file, and not GGUF files: {name_some(pieces)}."
         raise SourceError(message, "Put them together in their order: `cat PIECE1 PIECE2 > MODEL.gguf`.")
-    return models
+    return models, twice
 
 
 def _choices(names: Iterable[str]) -> dict[str, str]:
     """Return the models to choose from, each by its tag, or by its name if the tag is not its own."""
     names = sorted(names)
-    tags = [tag_of(name) for name in names]
-    choices = {tag if tag and tags.count(tag) == 1 else name: name for tag, name in zip(tags, names, strict=True)}
+    choices = dict[str, str]()
+    for name in names:
+        tag = tag_of(name)
+        choices[tag if tag and tag not in names and _ending(names, tag) == [name] else name] = name
     return dict(sorted(choices.items(), key=lambda one: (_FIRST + (one[0],)).index(one[0])))
+
+
+def _ending(names: Iterable[str], text: str) -> list[str]:
+    """Return those of `names` that end in `text`, as a part of their own and in any case."""
+    ending = re.compile(rf"(?:.*[-./])?{re.escape(text)}", re.IGNORECASE | re.DOTALL)
+    return [name for name in names if ending.fullmatch(name)]
 
 
 def _chosen(models: Mapping[str, _Files], variant: str) -> list[str]:
@@ -172,8 +183,7 @@ def _chosen(models: Mapping[str, _Files], variant: str) -> list[str]:
         if taken:
             return sorted(taken)
     else:
-        ending = re.compile(rf"(?:.*[-./])?{re.escape(variant)}", re.IGNORECASE | re.DOTALL)
-        taken = [name for name in plain if ending.fullmatch(name)] if variant else plain
+        taken = _ending(plain, variant) if variant else plain
     if len(taken) == 1:
         return taken
     if not models:

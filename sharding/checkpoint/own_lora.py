@@ -20,6 +20,7 @@ _META = "lora_train_meta.json"
 _LORA = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))(?:\.([^.]+?))?((?:\.(?:weight|bias))?)$")
 _SAVED = re.compile(r"\.modules_to_save\.([^.]+)(?=\.)")
 _OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.)")
+_OTHER = re.compile(r"\.token_adapter\.|\.trainable_tokens_")  # The rows that it trains are in no tensor.
 ALPHA = "lora_alpha"
 
 
@@ -30,7 +31,13 @@ def with_own_lora(checkpoint: Content, source: Files, by_path: Mapping[str, File
     they are read off the shapes, without alpha. Raises SourceError if there are several adapters.
     """
     names = [tensor.name for tensor in checkpoint.tensors if not tensor.folder]
-    if not checkpoint.of_ranks or not any(_LORA.search(name) or _SAVED.search(name) for name in names):
+    if not checkpoint.of_ranks:
+        return checkpoint
+    is_lora = any(_LORA.search(name) or _SAVED.search(name) for name in names)
+    if odd := next((name for name in names if _OTHER.search(name) or (not is_lora and _OF_BASE.search(name))), ""):
+        message = f"The run holds weights of PEFT that this tool cannot tell from those of the base, such as {odd}."
+        raise SourceError(message, "Save the adapter with PEFT's save_pretrained, then merge it into its base.")
+    if not is_lora:
         return checkpoint
     base, lora, adapters = list[Tensor](), list[Tensor](), set[str]()
     for tensor in checkpoint.tensors:
@@ -54,7 +61,7 @@ def with_own_lora(checkpoint: Content, source: Files, by_path: Mapping[str, File
     text = config_text(source, by_path[place]) if place else None
     if text is None:
         meta = as_object(read_json(source, by_path.get(_META)))
-        place = _META if isinstance(meta.get(ALPHA), int) and meta.get(ALPHA) else ""
+        place = _META if type(meta.get(ALPHA)) in (int, float) and meta[ALPHA] > 0 else ""
         text = json.dumps(settings | ({ALPHA: meta[ALPHA]} if place else {})).encode()
     own = {_META, ADAPTER_NAME, *(path for path in by_path if path.startswith((_FOLDER, "adapter_model.")))}
     adapter = Content(
@@ -65,7 +72,8 @@ def with_own_lora(checkpoint: Content, source: Files, by_path: Mapping[str, File
     finding = Finding("info", "run-lora", f"{message}Its settings are in {place}.")
     if not place:
         message += "Nothing beside it says its alpha, which the sum depends on."
-        hint = "Add --lora-alpha N with the value that it was trained with."
+        hint = "Add --lora-alpha N with the value that it was trained with. After rsLoRA or an alpha_pattern, put its "
+        hint += "adapter_config.json beside the run instead."
         finding = Finding("warning", "run-lora", message, hint)
     return replace(
         checkpoint,
@@ -92,5 +100,6 @@ def _settings(lora: list[Tensor], names: list[str]) -> dict[str, Any]:
         "rank_pattern": {module: rank for module, rank in ranks.items() if rank != most},
         "target_modules": sorted(ranks),
         "modules_to_save": sorted(saved) or None,
+        "lora_bias": any(tensor.name.endswith(".lora_B.bias") for tensor in lora),
         "use_dora": any("lora_magnitude_vector" in name for name in names),
     }

@@ -92,7 +92,8 @@ def _reason_to_leave_out(file: FileEntry, is_part: bool) -> str | None:
     reasons = (
         (path in _NEVER or names.is_index(path), "describes the files of the source, not of the result"),
         (names.is_reserved(path), "in a folder reserved for this tool"),
-        (path.endswith(".part"), "an unfinished download"),
+        (path.endswith(_UNFINISHED), "an unfinished download"),
+        (names.GGUF_PIECE.fullmatch(path), "a piece of a GGUF file"),
         (is_of_other_case, "differs only in case from a file that this tool writes"),
         (names.is_duplicate(path) and not is_part, "the same weights in another layout"),
         (names.is_of_earlier_step(path) and not is_part, "saved at an earlier step of training"),

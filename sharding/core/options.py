@@ -369,8 +369,8 @@ class Options:
             chosen("form of experts", self.experts, ("fused", "separate"))
         if self.save_as is not None:
             chosen("form", self.save_as, ("adapter",))
-        if self.lora_alpha and not _ALPHA.fullmatch(self.lora_alpha):
-            message = f"The alpha {self.lora_alpha[:50]!r} is not a number."
+        if self.lora_alpha and not (_ALPHA.fullmatch(self.lora_alpha) and float(self.lora_alpha)):
+            message = f"The alpha {self.lora_alpha[:50]!r} is not a number above 0."
             raise UsageError(message, "Give the one that the LoRA was trained with, such as 16.")
         if self.keep_extra and not self.like:
             raise UsageError(

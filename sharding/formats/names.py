@@ -10,6 +10,7 @@ from sharding.core.values import folder_of, folders_around
 
 SAFETENSORS = ".safetensors"
 SINGLE_NAME = f"model{SAFETENSORS}"
+GGUF_PIECE = re.compile(r".*\.gguf(?:[.-]split-[a-z]+|[.-]part-?\w+|\.\d+)", re.IGNORECASE | re.DOTALL)
 WRITTEN = (SAFETENSORS, ".gguf")  # Endings of the weight files that a copy may have.
 LOADED = (SAFETENSORS, ".bin")  # Endings of the weights that transformers loads.
 TRAINED = (".distcp", ".metadata", ".pt")  # Endings of what the ranks of a training run save.

@@ -45,12 +45,14 @@ def parse_rank(state: Any, rank: int, ranks: int) -> tuple[dict[str, RankTensor]
             raise PickleRefused("the name of an entry is not text")
         if problem := name_problem(name):
             raise PickleRefused(f"the name of the entry {shown_name(name)} {problem}")
-        is_cut = isinstance(value, Instance) and value.kind == _CUT
+        is_cut = _is_tensor(value) and isinstance(value, Instance)
         if isinstance(value, StoredTensor):
             whole = ((0,) * len(value.shape), value)
             tensors[name] = RankTensor(value.shape, value.dtype, (whole,), is_whole=True)
         elif isinstance(value, Other) and value.is_tensor:
             raise PickleRefused(f"{name[:100]} is {value.what}, which cannot be read")
+        elif isinstance(value, dict) and any(_is_tensor(inside) for inside in value.values()):
+            raise PickleRefused(f"{name[:100]} is a dictionary with tensors in it, and not a tensor")
         elif not is_cut:
             others.append(name)
         elif name.endswith(FLAT):
@@ -60,6 +62,10 @@ def parse_rank(state: Any, rank: int, ranks: int) -> tuple[dict[str, RankTensor]
     if not tensors:
         raise PickleRefused("it has no tensors by name")
     return tensors, others
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, StoredTensor) or (isinstance(value, Instance) and value.kind == _CUT)
 
 
 def _cut(name: str, arguments: tuple[Any, ...], rank: int, ranks: int) -> RankTensor:

@@ -180,7 +180,9 @@ def _typed(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     if not isinstance(kind, Global) or function == Global("torch._tensor._rebuild_from_type_v2"):
         raise PickleRefused("it creates a tensor without a class")
     value = called(function, arguments)
-    plain = kind.name in _TENSOR_TYPES and isinstance(value, StoredTensor) and not state
+    told = state.keys() if isinstance(state, dict) else {state} - {None}
+    # FSDP of one rank marks what it has cloned.
+    plain = kind.name in _TENSOR_TYPES and isinstance(value, StoredTensor) and told <= {"_has_been_cloned"}
     return value if plain else Other("a tensor with a custom class or custom attributes", is_tensor=True)
 
 
@@ -202,7 +204,7 @@ _CALLS: dict[str, tuple[int, int, Callable[..., Any]]] = {
 }
 """The functions that are followed: their fewest and most arguments, and the stand-in for each."""
 
-FOLLOWED = _CALLS.keys()
+FOLLOWED = frozenset({*_CALLS, *_OTHER_TENSORS})
 ALLOWED = frozenset(
     {UNTYPED, *STORAGE_DTYPES, *DTYPES, *_TENSOR_TYPES, *_OTHER_TENSORS, *_OTHER_CALLS, *_OTHER_NAMES, *_CALLS}
 )

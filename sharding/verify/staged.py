@@ -179,7 +179,9 @@ def verify_staged(
         digests, problems = yield from progress_of_part(reading, 0, unread + again)
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
     on_disk = any(staged.path(file) for file in records)
-    evidence = Evidence("folder" if on_disk else "hub", structure=on_disk, rebuilt=len(originals))
+    evidence = Evidence(
+        "folder" if on_disk else "hub", structure=on_disk and plan.format == "safetensors", rebuilt=len(originals)
+    )
     weights = read_from_hub(origin, prepared.checkpoint)
     unstated = bool(weights) and not originals
     if not originals and prepared.noted:

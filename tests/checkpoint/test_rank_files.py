@@ -389,3 +389,80 @@ def test_tensors_that_no_class_loads_are_refused_by_their_names(name: str, what:
     torch.save({name: torch.ones(2)}, tmp_path / "model_world_size_1_rank_0.pt")
     with pytest.raises(SourceError, match=what):
         job.inspect(str(tmp_path))
+
+
+def one_rank(folder: Path, state: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    torch.save(state, folder / "model_world_size_1_rank_0.pt")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "a.* is a quantized tensor"),
+        (lambda: torch.eye(3).to_sparse(), "a.* is a sparse tensor"),
+        (lambda: {"w": torch.ones(3)}, "a.* is a dictionary with tensors in it"),
+    ],
+    ids=["quantized", "sparse", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_no_tensor_of_a_rank_is_left_out_in_silence(entry: Callable[[], Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=problem):
+        job.inspect(str(one_rank(tmp_path / "run", {"a.weight": entry(), "b.weight": torch.ones(2)})))
+
+
+def test_all_tensors_of_a_model_are_weights_whatever_they_are_called(tmp_path: Path) -> None:
+    marked = torch.ones(2)
+    marked._has_been_cloned = True  # type: ignore[attr-defined]
+    state = {"model.a.weight": marked, "model.b.momentum_buffer": torch.zeros(3), "lm_head.weight": torch.ones(3)}
+    reshard(one_rank(tmp_path / "run", state), tmp_path / "out")
+    assert equal(tensors(tmp_path / "out"), state)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_model.model.a.token_adapter.trainable_tokens_delta.default",
+        "base_model.model.a.base_layer.weight",
+    ],
+)
+def test_what_other_methods_of_peft_leave_in_a_run_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="weights of PEFT that this tool cannot tell"):
+        job.inspect(str(one_rank(tmp_path / "run", {name: torch.ones(2, 2), "b.weight": torch.ones(2)})))
+
+
+def without_a_half(state: dict[str, Any], settings: dict[str, Any]) -> None:
+    state.pop(next(name for name in state if "lora_B" in name))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (without_a_half, "Half of a pair"),
+        (lambda state, settings: settings.update(r=4), "its rank is 4"),
+        (lambda state, settings: settings.update(lora_alpha=0), "alpha is 0"),
+        (lambda state, settings: settings.update(bias="all"), "trained biases"),
+    ],
+    ids=["half", "rank", "alpha", "biases"],
+)
+def test_no_adapter_is_saved_that_peft_would_load_otherwise(
+    change: Callable[[dict[str, Any], dict[str, Any]], None], problem: str, tmp_path: Path
+) -> None:
+    state = {f"base_model.model.a.lora_{half}.default.weight": torch.ones(2, 2) for half in "AB"}
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["a"]}
+    run = one_rank(tmp_path / "run", state)
+    (run / "adapter_config.json").write_text(json.dumps(settings))
+    reshard(run, tmp_path / "right", save_as="adapter")
+    change(state, settings)
+    one_rank(run, state)
+    (run / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(SourceError, match=problem):
+        reshard(run, tmp_path / "out", save_as="adapter")
+
+
+def test_a_bias_of_a_lora_is_in_the_settings_that_its_names_show(tmp_path: Path) -> None:
+    state = {f"base_model.model.a.lora_{half}.default.weight": torch.ones(2, 2) for half in "AB"}
+    state["base_model.model.a.lora_B.default.bias"] = torch.ones(2)
+    reshard(one_rank(tmp_path / "run", state), tmp_path / "out", save_as="adapter", lora_alpha="4")
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["lora_bias"] is True

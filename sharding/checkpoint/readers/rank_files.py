@@ -12,7 +12,7 @@ from typing_extensions import override
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import too_many_tensors
-from sharding.checkpoint.state_dict import final_names, findings_on_run, state_in
+from sharding.checkpoint.state_dict import final_names, findings_on_run
 from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
 from sharding.core.protocols import Files
@@ -64,18 +64,16 @@ class RankFiles(Reader):
         for held, _ in of_ranks:
             for name, one in held.items():
                 tensors.setdefault(name, []).append(one)
-        state = state_in({name: (name,) for name in tensors})
-        names = final_names({name: name for name in tensors if name not in state}, state)
+        names = final_names({name: name for name in tensors}, ())
         if drop := _tied_head(found, names, tensors):
             names.pop(drop)
         joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
-        left_out = {name: sum(one.bytes for one in tensors[name]) for name in state}
         findings = list(
             findings_on_run(
                 found,
                 files,
                 joined,
-                left_out,
+                {},
                 of_ranks[0][1],
                 names,
                 "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate",
@@ -175,6 +173,8 @@ def _joined(source: Files, name: str, saved: str, held: Sequence[_Held], ranks: 
     else:
         # Ranks that hold copies of one piece have it at the same place.
         boxes = tuple({(box.offsets, box.shape): box for one in reversed(held) for box in one.boxes}.values())
+        if not boxes:
+            raise SourceError(f"No rank holds a piece of {saved}.", _AGAIN)
     return SavedBoxes(name, BY_TORCH[first.tensor.dtype].name, first.tensor.shape, boxes)
 
 
@@ -202,5 +202,6 @@ def _tied_head(found: Found, names: Mapping[str, str], tensors: Mapping[str, Seq
     """Return the output head that is the embeddings, with the same bytes, if config.json ties both; else ""."""
     if ties(read_json(found.source, found.by_path.get(CONFIG_NAME))) is not True:
         return ""
-    words = {tensors[name][0].boxes for name in names if EMBEDDINGS.search(name)}
-    return next((name for name in names if HEADS.search(name) and tensors[name][0].boxes in words), "")
+    places = {name: tuple(one.boxes for one in tensors[name]) for name in names}
+    words = {places[name] for name in names if EMBEDDINGS.search(name)}
+    return next((name for name in names if HEADS.search(name) and places[name] in words), "")

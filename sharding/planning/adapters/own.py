@@ -1,15 +1,19 @@
 """Plan what becomes of a LoRA that a training run holds: its alpha, and a copy that is only the adapter. Pure."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sharding.checkpoint.own_lora import ALPHA
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
-from sharding.core.text import as_object, count, json_file, parsed_json
-from sharding.core.values import Component
+from sharding.core.text import as_object, count, json_file, name_some, parsed_json
+from sharding.core.values import Component, Tensor
 from sharding.formats.names import CONFIG_NAME
-from sharding.formats.peft_config import ADAPTER_NAME, parse_config
+from sharding.formats.peft_config import ADAPTER_NAME, LoraConfig, parse_config
 from sharding.planning.draft import Draft
+
+_HALF = re.compile(r"\.lora_(embedding_)?([AB])(?:\.weight)?$")
 
 
 def with_alpha(draft: Draft) -> Draft:
@@ -43,12 +47,32 @@ def with_alpha(draft: Draft) -> Draft:
     return replace(draft, content=replace(content, others=others))
 
 
+def _refuse_odd(config: LoraConfig, lora: Sequence[Tensor]) -> None:
+    """Raise SourceError if PEFT could not load these matrices with their configuration, or they do nothing."""
+    halves: dict[str, set[str]] = {"A": set(), "B": set()}
+    for tensor in lora:
+        if match := _HALF.search(tensor.name):
+            halves[match[2]].add(tensor.name[: match.start()] + (match[1] or ""))
+            if match[2] == "A" and not config.rank_pattern and tensor.shape[:1] != (config.r,):
+                message = f"{tensor.name} is {list(tensor.shape)}, but {ADAPTER_NAME} says that its rank is {config.r}."
+                raise SourceError(message, f"Put the adapter's own {ADAPTER_NAME} beside the run.")
+    if odd := sorted(halves["A"] ^ halves["B"]):
+        raise SourceError(f"Half of a pair of matrices is missing for {name_some(odd)}.", "Save the run again.")
+    if not config.lora_alpha:
+        message = f"{ADAPTER_NAME} says that alpha is 0, so the LoRA would change nothing."
+        raise SourceError(message, f"Set lora_alpha in {ADAPTER_NAME} to the value that it was trained with.")
+
+
 def as_adapter(draft: Draft) -> Draft:
     """Return `draft` with the run's own LoRA alone, as PEFT saves it."""
     content = draft.content
     adapter = content.of("adapter")
     assert adapter is not None, "with_alpha has looked for it"
-    parse_config(parsed_json(adapter.configs[""]))  # refuses what is no LoRA
+    document = as_object(parsed_json(adapter.configs[""]))
+    if document.get("bias", "none") != "none":
+        message = "The run has trained biases of its base too, and they are not among the weights of its LoRA."
+        raise SourceError(message, "Merge the LoRA: leave out --as.", Remedy("by_hand"))
+    _refuse_odd(parse_config(document), adapter.tensors)
     gone, left = len(content.tensors), len(adapter.tensors)
     change = Change(
         kind="as",
