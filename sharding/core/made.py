@@ -81,7 +81,7 @@ def explained(made: Sequence[Change]) -> list[str]:
 
 
 _facts = attrgetter("kind", "of", "by", "is_exact", "keeps_size", "relation", "evidence")
-"""Returns what a step says that is no sentence."""
+"""Returns the facts about a step, without its sentences."""
 
 
 def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:

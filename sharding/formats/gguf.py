@@ -1,8 +1,8 @@
 """Read and write the header of a GGUF file, and describe a shard as such a file.
 
-A GGUF file (ggml's `gguf.h`) has the header (keys with values, then name, dimensions and type of each tensor), and the
-tensors, each at a multiple of the alignment. This module accepts what `gguf_init_from_file` of llama.cpp v0.5.0
-accepts, if the data is there too. It writes the bytes of its `gguf-split`, except where that loses something.
+A GGUF file (ggml's `gguf.h`) begins with its header: keys with values, then name, dimensions and type of each tensor.
+The tensors follow, each at a multiple of the alignment. This module accepts what `gguf_init_from_file` of llama.cpp
+v0.5.0 accepts, if the data is there too. It writes the bytes of its `gguf-split`, except where that loses something.
 """
 
 import re
