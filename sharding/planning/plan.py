@@ -64,7 +64,10 @@ def _laid_out(draft: Draft) -> Plan:
     hints = {folder: order.with_companions(known, inside[folder]) for folder, known in draft.hints.items()}
     if options.rank is not None:
         tensors = order.of_rank(tensors, hints.get(""), options.rank)
-    plan = plan_shards(tensors, options, draft.components, hints)
+    components = draft.components
+    if any(change.kind != "dtype" for change in draft.made):  # what the source's indexes count is not in the copy
+        components = tuple(replace(one, total_parameters=None) for one in components)
+    plan = plan_shards(tensors, options, components, hints)
     is_plain = draft.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in content.side_files) if is_plain else []
     unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]

@@ -227,12 +227,8 @@ def _result(work: Merging) -> Draft:
     if work.settings:
         configs = {**draft.configs, "": json.dumps(_with_settings(work.model, work.settings))}
         draft = replace(draft, configs=configs, reconfigured=draft.reconfigured | {""})
-    components = tuple(
-        component if component.folder else replace(component, total_parameters=None) for component in draft.components
-    )
     findings = (*draft.findings, *work.findings, *_findings(work, merge))
-    made = (*draft.made, merge)
-    return replace(draft, tensors=tensors, components=components, findings=findings, made=made)
+    return replace(draft, tensors=tensors, findings=findings, made=(*draft.made, merge))
 
 
 def _findings(work: Merging, merge: Change) -> Iterator[Finding]:

@@ -88,11 +88,9 @@ def alike(draft: Draft, found: Comparison) -> Draft:
         evidence=original.source.text,
         details=details,
     )
-    components = tuple(replace(one, total_parameters=None) for one in draft.components)
     return replace(
         draft,
         tensors=tuple(tensors),
-        components=components,
         configs=configs,
         reconfigured=reconfigured,
         made=(*draft.made, change),

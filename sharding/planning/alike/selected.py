@@ -226,7 +226,7 @@ def _filled(draft: Draft) -> Draft:
         details={"filled": named[:1900]},
     )
     findings = (*draft.findings, Finding("info", "filled", message))
-    return replace(_uncounted(draft, tensors), made=(*draft.made, change), findings=findings)
+    return replace(_with_tensors(draft, tensors), made=(*draft.made, change), findings=findings)
 
 
 def globs(text: str) -> list[str]:
@@ -247,12 +247,11 @@ def _nothing(flag: str, pattern: str, names: Sequence[str]) -> UsageError:
     return UsageError(f"{flag} {pattern} matches no tensor.", f"A name is, for example, {like}.")
 
 
-def _uncounted(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
+def _with_tensors(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
     if double := next((name for name, times in Counter(one.name for one in tensors).items() if times > 1), None):
         message = f"Two tensors of the copy would be called {double}."
         raise UsageError(message, "Give one of them another name, or drop it.")
-    components = tuple(replace(one, total_parameters=None) for one in draft.components)
-    return replace(draft, tensors=tuple(tensors), components=components)
+    return replace(draft, tensors=tuple(tensors))
 
 
 def _changed(
@@ -270,4 +269,4 @@ def _changed(
         of=len(tensors),
         details=details,
     )
-    return replace(_uncounted(draft, tensors), made=(*draft.made, change))
+    return replace(_with_tensors(draft, tensors), made=(*draft.made, change))
