@@ -169,17 +169,15 @@ def _lay_out(file: FileEntry, kept: Mapping[str, StoredTensor], locate: Locate) 
         raise PickleRefused(f"its tensors share bytes and would take over {format_bytes(most_more)} more without that")
     entries: list[Tensor] = []
     for name, tensor in kept.items():
-        start = origin_of(name, tensor, places[tensor.storage.key])
-        recipe: Recipe = Stored(file.source, file.at, start, start + sizes[name])
-        if not lies_in_order(tensor):
-            box = Box(file.at, start, (0,) * len(tensor.shape), tensor.shape, moving_strides(tensor), file.source)
+        box = box_of(name, tensor, places[tensor.storage.key], file)
+        recipe: Recipe = Stored(box.source, box.file, box.origin, box.origin + sizes[name])
+        if sizes[name] and not is_contiguous(box.shape, box.strides):
             recipe = Laid((box,), tensor.shape, item_bytes(tensor.dtype))
-        dtype = BY_TORCH[tensor.dtype].name
-        entries.append(Tensor(name, dtype, tensor.shape, recipe, folder_of(file.path)))
+        entries.append(Tensor(name, BY_TORCH[tensor.dtype].name, tensor.shape, recipe, folder_of(file.path)))
     return tuple(entries)
 
 
-def moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
+def _moving_strides(tensor: StoredTensor) -> tuple[int, ...]:
     """Return the strides of a tensor, with 0 for dimensions of length 1, because those have no meaning."""
     return tuple(stride if length > 1 else 0 for stride, length in zip(tensor.strides, tensor.shape, strict=True))
 
@@ -188,31 +186,28 @@ def _identity(name: str, tensor: StoredTensor) -> Any:
     """Return a value that is equal for all names of one tensor."""
     if not prod(tensor.shape):
         return name
-    return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, moving_strides(tensor)
+    return tensor.storage.key, tensor.dtype, tensor.offset, tensor.shape, _moving_strides(tensor)
 
 
-def origin_of(name: str, tensor: StoredTensor, place: Place) -> int:
-    """Return the byte of a tensor's first element. Raises PickleRefused if the tensor exceeds its storage."""
-    there = min(place.bytes, tensor.storage.count * item_bytes(tensor.storage.dtype))
-    item = item_bytes(tensor.dtype)
-    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.strides, strict=True))
-    end = (tensor.offset + last + 1) * item if prod(tensor.shape) else 0
-    if end > there or tensor.storage.count * item_bytes(tensor.storage.dtype) > place.bytes:
-        raise PickleRefused(f"{name[:100]} extends beyond the bytes of its storage")
-    return place.start + tensor.offset * item if end else place.start
+def box_of(
+    name: str, tensor: StoredTensor, place: Place, file: FileEntry, offsets: tuple[int, ...] | None = None
+) -> Box:
+    """Return where the elements of a tensor in `file` are, as a piece at `offsets` of a larger one, or of its own.
 
-
-def lies_in_order(tensor: StoredTensor) -> bool:
-    """Return whether the elements lie one after another. Raises PickleRefused for a tensor that overlaps itself.
-
-    An expanded tensor is allowed, although one element fills a whole dimension of it.
+    An expanded tensor is allowed, although one element fills a whole dimension of it. Raises PickleRefused if a tensor
+    exceeds its storage, or overlaps itself.
     """
-    moving = [(stride, length) for stride, length in zip(tensor.strides, tensor.shape, strict=True) if length > 1]
-    if not prod(tensor.shape):
-        return True
-    expected = 1
-    for stride, length in sorted(moving):
-        if stride and stride < expected:
-            raise PickleRefused("it has a tensor that overlaps itself")
-        expected = stride * length if stride else expected
-    return is_contiguous(tensor.shape, tensor.strides)
+    shape, strides, item = tensor.shape, _moving_strides(tensor), item_bytes(tensor.dtype)
+    stored, end = tensor.storage.count * item_bytes(tensor.storage.dtype), 0
+    if prod(shape):
+        last = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        end = (tensor.offset + last + 1) * item
+        expected = 1
+        for stride, length in sorted(zip(strides, shape, strict=True)):
+            if stride and stride < expected:
+                raise PickleRefused("it has a tensor that overlaps itself")
+            expected = stride * length or expected
+    if end > stored or stored > place.bytes:
+        raise PickleRefused(f"{name[:100]} extends beyond the bytes of its storage")
+    origin = place.start + (tensor.offset * item if end else 0)
+    return Box(file.at, origin, offsets or (0,) * len(shape), shape, strides, file.source)

@@ -8,7 +8,7 @@ text and small numbers. Nobody can make the hashes of such keys collide.
 
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
 from sharding.formats import torch_globals
@@ -19,21 +19,12 @@ class PickleCut(PickleRefused):
     """The pickle continues after the end of its bytes."""
 
 
-def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> "Machine":
-    """Return what has read the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
-
-    Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
-    `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
-    """
-    machine = Machine(data, start, id_parts)
-    machine.run()
-    return machine
-
-
 class Machine:
-    """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused.
+    """One run through a pickle, with the stack of its instructions.
 
     It has the `storages` that the pickle names (by key) and, at the end, the `value` and the `position` behind it.
+    Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
+    `Other`. Time and memory grow with the number of instructions, at most `most_steps`.
     """
 
     steps: ClassVar[Mapping[int, Callable[[Any], Any]]] = {}
@@ -52,8 +43,8 @@ class Machine:
         self._marked: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
-        """Follow all instructions. Return the value that remains at the end."""
+    def run(self) -> Self:
+        """Follow all instructions. Return the machine. Raises PickleRefused."""
         data, size, steps = self._data, len(self._data), self.steps
         try:
             while self.position < size and (code := data[self.position]) != ord("."):
@@ -67,7 +58,7 @@ class Machine:
             self.value = self._stack.pop()
         except (IndexError, KeyError) as error:
             raise PickleRefused("it uses a value that does not exist") from error
-        return self.value
+        return self
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
@@ -170,10 +161,10 @@ def text_of(data: bytes, errors: str = "strict") -> str:
 
 STEPS: dict[int, Callable[[Machine], Any]] = {
     ord("\x80"): lambda m: m._take(1),
-    ord("c"): Machine._push_global,
-    ord("R"): Machine._call,
-    ord("\x81"): Machine._make,
-    ord("b"): Machine._build,
+    ord("c"): lambda m: m._push_global(),
+    ord("R"): lambda m: m._call(),
+    ord("\x81"): lambda m: m._make(),
+    ord("b"): lambda m: m._build(),
     ord("Q"): Machine._store,
     ord("("): Machine._mark,
     ord("a"): lambda m: m._append(m._pop_last(1)),

@@ -24,7 +24,7 @@ from sharding import job
 from sharding.checkpoint.readers import trained_folder
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.formats.inert_pickle import read_inert
+from sharding.formats.inert_pickle import InertMachine
 from sharding.formats.rank_pieces import box_of
 from sharding.formats.torch_globals import PickleRefused
 from tests.folders import finish, reshard, said, tensors
@@ -268,10 +268,10 @@ def test_nothing_of_pythons_own_library_is_named_in_a_checkpoint(name: str, tmp_
 
 def test_getattr_is_allowed_for_the_one_class_that_torch_names_with_it() -> None:
     sharded = Named("torch.distributed._shard.sharded_tensor.api ShardedTensor")
-    assert read_inert(pickled(Object("__builtin__ getattr", (sharded, "ProcessGroupState"), is_call=True))[0]).value
+    assert InertMachine(pickled(Object("__builtin__ getattr", (sharded, "ProcessGroupState"), is_call=True))[0]).run()
     for arguments in ((sharded, "__init__"), (Named("torch load"), "ProcessGroupState"), ("os", "system")):
         with pytest.raises(PickleRefused, match="getattr"):
-            read_inert(pickled(Object("__builtin__ getattr", arguments, is_call=True))[0])
+            InertMachine(pickled(Object("__builtin__ getattr", arguments, is_call=True))[0]).run()
 
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
