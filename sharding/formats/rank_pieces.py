@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from sharding.core.dtypes import BY_TORCH
 from sharding.formats.inert_pickle import Instance, dtype_of, entries_of, lengths_of, state_of
 from sharding.formats.torch_globals import Global, Other, PickleRefused, StoredTensor
 from sharding.recipes.laid import strides_of
@@ -51,6 +52,9 @@ def parse_rank(state: Any, rank: int, ranks: int) -> tuple[dict[str, RankTensor]
             others.append(name)
     if not tensors:
         raise PickleRefused("it has no tensors by name")
+    for name, tensor in tensors.items():
+        if not BY_TORCH[tensor.dtype].name:
+            raise PickleRefused(f"{name[:100]} has the dtype {tensor.dtype}, which safetensors does not support")
     return tensors, others
 
 

@@ -403,8 +403,9 @@ def one_rank(folder: Path, state: dict[str, Any]) -> Path:
         (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "a.* is a quantized tensor"),
         (lambda: torch.eye(3).to_sparse(), "a.* is a sparse tensor"),
         (lambda: {"w": torch.ones(3)}, "a.* is a dictionary with tensors in it"),
+        (lambda: torch.ones(2, dtype=torch.complex128), "a.* has the dtype complex128"),
     ],
-    ids=["quantized", "sparse", "nested"],
+    ids=["quantized", "sparse", "nested", "dtype"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_no_tensor_of_a_rank_is_left_out_in_silence(entry: Callable[[], Any], problem: str, tmp_path: Path) -> None:
