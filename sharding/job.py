@@ -48,7 +48,8 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.alike.advice import MEND, advised, named_like
+from sharding.planning.alike.alike import named_like
+from sharding.planning.alike.told import MEND, advised
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned

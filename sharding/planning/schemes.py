@@ -7,13 +7,11 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.values import Component, Tensor
 from sharding.formats.quantization import OF_COMFY, method_of
-from sharding.planning.quantizers.awq import awq
 from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
 from sharding.planning.quantizers.compressed import compressed
+from sharding.planning.quantizers.floats import COMFY, FP8, GPT_OSS, NVFP4, OF_MODELOPT, fine_grained, modelopt
 from sharding.planning.quantizers.format import Scheme, refusal, weight_of
-from sharding.planning.quantizers.fp4 import GPT_OSS, NVFP4, OF_MODELOPT
-from sharding.planning.quantizers.fp8 import COMFY, FP8, fine_grained, modelopt
-from sharding.planning.quantizers.gptq import gptq
+from sharding.planning.quantizers.transposed import awq, gptq
 
 _PARTS = re.compile(
     r"_(scale(_inv|_2)?|blocks|scales|packed|global_scale|shape|zero_point|g_idx)$"

@@ -247,9 +247,9 @@ def test_an_expert_in_mxfp4_has_so_many_scales_at_most_as_it_is_transposed_as_a_
 ) -> None:
     tensors = {"e.up_blocks": torch.zeros(4, 3, 2, 16).byte(), "e.up_scales": torch.zeros(4, 3, 2).byte()}
     before = checkpoint(tmp_path, tensors, MXFP4)
-    monkeypatch.setattr("sharding.planning.quantizers.fp4.MAX_EXPERT_BYTES", 6)
+    monkeypatch.setattr("sharding.planning.quantizers.floats.MAX_EXPERT_BYTES", 6)
     assert shapes(ordinary(before)) == {"e.up": ("F32", (4, 64, 3))}
-    monkeypatch.setattr("sharding.planning.quantizers.fp4.MAX_EXPERT_BYTES", 5)
+    monkeypatch.setattr("sharding.planning.quantizers.floats.MAX_EXPERT_BYTES", 5)
     with pytest.raises(SourceError, match="config.json says something else: mxfp4"):
         ordinary(before)
 
