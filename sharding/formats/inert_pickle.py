@@ -12,7 +12,7 @@ from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS
 from sharding.core.text import name_problem, shown_name
 from sharding.formats import torch_globals
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
-from sharding.formats.torch_pickle import STEPS, Machine, text_of
+from sharding.formats.torch_pickle import STEPS, Machine
 
 _STANDARD = {
     "argparse.Namespace", "builtins.bytearray", "builtins.complex", "builtins.object", "builtins.set", "_codecs.encode",
@@ -40,15 +40,15 @@ class InertMachine(Machine):
     most_steps: ClassVar[int] = MAX_DCP_STEPS
     reader: ClassVar[str] = "this tool"
 
-    def _push_global(self) -> None:
-        self._stack.append(_named(self._line(), self._line()))
+    def _push_global(self, module: str, name: str) -> None:
+        self._stack.append(_named(module, name))
 
     def _push_named(self) -> None:
         module, name = self._pop_last(2)
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleRefused("the name of a class is not text")
         self._spend(len(module) + len(name))  # one long text may be part of many names
-        self._stack.append(_named(module, name))
+        self._push_global(module, name)
 
     def _call(self) -> None:
         arguments, function = self._stack.pop(), self._stack[-1]
@@ -86,14 +86,11 @@ class InertMachine(Machine):
 
 
 InertMachine.steps = STEPS | {
-    ord("\x90"): InertMachine._since_mark,
-    ord("\x93"): InertMachine._push_named,
-    ord("\x94"): lambda m: m._remember(len(m._memo)),
-    ord("\x95"): lambda m: m._take(8),
-    ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
-    ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),
-    ord("C"): lambda m: m._push(m._take(m._number(1))),
-    ord("B"): lambda m: m._push(m._take(m._number(4))),
+    "ADDITEMS": lambda m, _: m._since_mark(),
+    "STACK_GLOBAL": lambda m, _: m._push_named(),
+    "MEMOIZE": lambda m, _: m._remember(len(m._memo)),
+    "FRAME": lambda m, _: None,
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES"), Machine._push),
 }
 
 
