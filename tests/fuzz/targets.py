@@ -12,6 +12,7 @@ from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
 from sharding.checkpoint.readers.rank_safetensors import saved_boxes
+from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MAX_DIMENSIONS
 from sharding.core.origin import Place
@@ -24,7 +25,6 @@ from sharding.formats.inert_pickle import InertMachine
 from sharding.formats.rank_boxes import assemble
 from sharding.formats.rank_pieces import parse_rank
 from sharding.formats.safetensors_file import Header, parse_header
-from sharding.formats.torch_checkpoint import read_archive
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of

@@ -16,6 +16,7 @@ from sharding.checkpoint.foreign import refuse_megatron
 from sharding.checkpoint.notes import read_ranges
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import refuse_long
+from sharding.checkpoint.readers.torch_bin import box_of
 from sharding.checkpoint.state_dict import final_names, findings_on_run, model_names, state_in
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
@@ -26,7 +27,6 @@ from sharding.core.values import FileEntry
 from sharding.formats.dcp_metadata import SavedChunk, SavedEntry, parse_metadata
 from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.rank_boxes import ALL_RANKS, SavedBoxes, assemble
-from sharding.formats.torch_checkpoint import box_of
 from sharding.formats.torch_file import Reader as Archive
 from sharding.formats.torch_file import ZipRefused, open_zip
 from sharding.formats.torch_globals import PickleRefused, StoredTensor
@@ -53,8 +53,8 @@ class Dcp(Reader):
 
     @override
     def read(self, found: Found) -> Weights:
-        source, by_path = found.source, found.by_path
-        listed = by_path[DCP_METADATA_NAME]
+        source, by_path = found.source, found.source.by_path
+        (listed,) = found.files
         refuse_long(source, listed.bytes, found.most_tensors)
         if listed.bytes > MAX_DCP_BYTES:
             raise SourceError(

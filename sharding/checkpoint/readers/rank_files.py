@@ -14,6 +14,7 @@ from typing_extensions import override
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import too_many_tensors
+from sharding.checkpoint.readers.torch_bin import box_of
 from sharding.checkpoint.state_dict import final_names, findings_on_run
 from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
@@ -25,11 +26,10 @@ from sharding.formats.inert_pickle import InertMachine
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.rank_boxes import ALL_RANKS, SavedBoxes, assemble
 from sharding.formats.rank_pieces import FLAT, Numbers, RankTensor, parse_rank
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS, box_of
 from sharding.formats.torch_file import Reader as Archive
 from sharding.formats.torch_file import ZipRefused, open_zip
 from sharding.formats.torch_globals import PickleRefused
-from sharding.model_class.class_table import ties
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, ties
 from sharding.recipes.laid import Box, Laid, is_contiguous
 
 _LOCAL = "Save the checkpoint again with SHARDED_STATE_DICT, or export the model with the trainer."
@@ -78,27 +78,27 @@ class RankFiles(Reader):
 
     def _of_one_save(self, found: Found) -> list[FileEntry]:
         """Return the files of all ranks. Raises SourceError if one is missing."""
-        saves: dict[str, list[str]] = {}
-        for path in found.paths:
-            saves.setdefault(self._sort_key(path)[0], []).append(path)
+        saves: dict[str, list[FileEntry]] = {}
+        for file in found.files:
+            saves.setdefault(self._sort_key(file.path)[0], []).append(file)
         which = next(iter(saves))
         if len(saves) > 1:
-            config = as_object(read_json(found.source, found.by_path.get(_FSDP_CONFIG)))
+            config = as_object(read_json(found.source, _FSDP_CONFIG))
             which = str(config.get("world_size"))
             if which not in saves:
-                first = name_some([paths[0] for paths in saves.values()])
+                first = name_some([files[0].path for files in saves.values()])
                 message = f"The folder has rank files of several saves or models, such as {first}."
                 raise SourceError(message, "Keep the files of each one in their own folder.")
-        paths = saves[which]
-        numbers = [self._sort_key(path)[1] for path in paths]
+        files, last = saves[which], saves[which][-1].path
+        numbers = [self._sort_key(file.path)[1] for file in files]
         ranks = int(which) if which.isdecimal() else 1 + numbers[-1]
         if numbers[-1] >= ranks:
-            raise SourceError(f"{paths[-1]} has a rank beyond its world size of {ranks}.", ALL_RANKS)
+            raise SourceError(f"{last} has a rank beyond its world size of {ranks}.", ALL_RANKS)
         if missing := ranks - len(numbers):
-            start, _, end = paths[-1].rpartition(str(numbers[-1]))
+            start, _, end = last.rpartition(str(numbers[-1]))
             gone = [f"{start}{rank}{end}" for rank in range(ranks) if rank not in numbers]
             raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", ALL_RANKS)
-        return [found.by_path[path] for path in paths]
+        return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _bytes_of(source: Files, held: _Held) -> tuple[Numbers, bytes]:
 
 def _tied_head(found: Found, names: Mapping[str, str], tensors: Mapping[str, Sequence[_Held]]) -> str:
     """Return the output head that is the embeddings, with the same bytes, if config.json ties both; else ""."""
-    if ties(read_json(found.source, found.by_path.get(CONFIG_NAME))) is not True:
+    if ties(read_json(found.source, CONFIG_NAME)) is not True:
         return ""
     places = {name: tuple(one.boxes for one in tensors[name]) for name in names}
     words = {places[name] for name in names if EMBEDDINGS.search(name)}
