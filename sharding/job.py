@@ -265,7 +265,7 @@ def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub)
     """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
     sentences: tuple[str, ...] = ()
     with suppress(ShardingError):  # the base may be a secret, gone, or no model
-        if named := read_card_base(origin, {file.path: file for file in origin.files}):
+        if named := read_card_base(origin):
             sentences = advised(checkpoint, read_checkpoint(open_inputs({"model": named}, hub)), (source, named))
     if not sentences:
         return checkpoint

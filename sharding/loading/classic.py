@@ -105,8 +105,7 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         side_files, _ = sort_files(origin.files, (), beside)
         as_saved = replace(options, strategy="size", order="stored")
         plan = plan_shards(checkpoint.tensors, as_saved, checkpoint.components)
-        by_path = {file.path: file for file in side_files}
-        configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
+        configs = read_configs(origin, [component.folder for component in checkpoint.components])
         written = written_configs(configs, checkpoint.reconfigured, options)
         original = None
         with suppress(SourceError):

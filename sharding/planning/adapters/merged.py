@@ -15,8 +15,7 @@ from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
-from sharding.formats.torch_checkpoint import EMBEDDINGS
-from sharding.model_class.class_table import tied_names, ties
+from sharding.model_class.class_table import EMBEDDINGS, tied_names, ties
 from sharding.model_class.experts import is_fused_type
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts

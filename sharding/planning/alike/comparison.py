@@ -10,8 +10,7 @@ from typing import Any
 from sharding.core.errors import SourceError
 from sharding.core.text import as_object, parsed_json
 from sharding.core.values import Content, Tensor
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, USUAL_HEAD, tied_names, ties
 from sharding.planning.alike.configs import layers_of, words_of
 from sharding.planning.alike.units import Slot, Unit, slots_of, units_of
 from sharding.planning.dequantize import ordinary
