@@ -33,7 +33,6 @@ from sharding.page.goals import (
 )
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
-from sharding.planning.cast import may_overflow
 from sharding.planning.dequantize import offer
 from sharding.planning.devices import Need, needed, where_it_fits
 from sharding.planning.explain import gathered
@@ -191,7 +190,7 @@ class Planning(Events):
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         # As `see` proposes a size: so that the field and the slider name the same one.
         largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
-        may = may_overflow(after)
+        may = any(tensor.recipe.narrows for tensor in after)
         loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
         parts, is_gguf = has_components(checkpoint), checkpoint.format == "gguf"
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes

@@ -5,15 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sharding.core.dtypes import BY_OPTION, CASTABLE, NUMBERS
-from sharding.core.errors import Remedy, SourceError
 from sharding.core.hints import Hints, ModelHints, SavedTensor
 from sharding.core.made import Change
 from sharding.core.text import json_file, name_some, parsed_json
 from sharding.core.values import Finding, Plan, Tensor
 from sharding.formats.names import CONFIG_NAME
-from sharding.formats.quantization import dtype_of_first, method_of, quantization_of, quantized_in
-from sharding.planning.draft import Draft
-from sharding.planning.schemes import can_help
+from sharding.formats.quantization import dtype_of_first
 from sharding.recipes.cast import Cast
 
 
@@ -79,25 +76,6 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
             message = f"{len(names)} tensors are not cast to {dtype}, because {known.class_name} keeps their dtype: "
             findings.append(Finding("info", "kept-dtype", f"{message}{name_some(names)}."))
     return tuple(findings)
-
-
-def may_overflow(tensors: Iterable[Tensor]) -> bool:
-    """Return whether a cast of any of `tensors` may make finite numbers infinite."""
-    return any(tensor.recipe.narrows for tensor in tensors)
-
-
-def refuse_cast(draft: Draft) -> None:
-    """Raise SourceError if the weights are quantized: they cannot be cast."""
-    stated = [config for config in map(quantization_of, draft.configs.values()) if config is not None]
-    telling = quantized_in(draft.tensors)
-    if stated or telling:
-        how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
-        hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")
-        if all(can_help(config, draft.tensors) for config in stated or (None,)):
-            hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
-            remedy = Remedy("dequantize")
-        what = f"This checkpoint is quantized{how}."
-        raise SourceError(f"{what} It cannot be cast, because its numbers mean nothing without scales.", hint, remedy)
 
 
 def stated_dtypes(

@@ -1,13 +1,14 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
 from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Content, Finding, Tensor
+from sharding.core.values import Component, Content, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.quantization import (
     OF_COMFY,
@@ -20,8 +21,27 @@ from sharding.formats.quantization import (
 from sharding.planning.cast import cast_tensors
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import by_folder
-from sharding.planning.quantizers.format import OF_CACHE, OF_ORIGIN, Scheme, Weight, weight_of
-from sharding.planning.schemes import COMFY_KEY, scheme_of, scheme_without
+from sharding.planning.quantizers.bitsandbytes import OF_4_BITS, OF_8_BITS, bitsandbytes
+from sharding.planning.quantizers.compressed import compressed
+from sharding.planning.quantizers.floats import COMFY, FP8, GPT_OSS, NVFP4, OF_MODELOPT, fine_grained, modelopt
+from sharding.planning.quantizers.format import OF_CACHE, OF_ORIGIN, Scheme, Weight, refusal, weight_of
+from sharding.planning.quantizers.transposed import awq, gptq
+
+_METHODS: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {
+    "mxfp4": lambda _: Scheme("mxfp4, one scale for each 32 numbers", (GPT_OSS,)),
+    "fp8": fine_grained,
+    "mxfp8": lambda stated: fine_grained({**stated, "weight_block_size": (1, 32)}),
+    "compressed-tensors": compressed,
+    "modelopt": modelopt,
+    "modelopt_fp4": modelopt,
+    "modelopt_mixed": modelopt,
+    "bitsandbytes": bitsandbytes,
+    "gptq": gptq,
+    "awq": awq,
+}
+_UNSTATED = Scheme("", (FP8, OF_MODELOPT, NVFP4, OF_4_BITS, OF_8_BITS))
+"""What the names and dtypes of the tensors alone explain. ModelOpt's own file says no more either."""
+_COMFY_KEY = "_quantization_metadata"  # ComfyUI's, in the metadata of a file.
 
 
 def dequantized(draft: Draft) -> Draft:
@@ -41,7 +61,7 @@ def dequantized(draft: Draft) -> Draft:
         hint = "Leave out --dequantize. Use --dtype alone to cast it."
         raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
     components = tuple(
-        replace(one, metadata={key: value for key, value in one.metadata.items() if key != COMFY_KEY})
+        replace(one, metadata={key: value for key, value in one.metadata.items() if key != _COMFY_KEY})
         if one.folder in schemes
         else one
         for one in draft.components
@@ -132,16 +152,56 @@ def offering(checkpoint: Content) -> Content:
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
 
+def can_help(quantization: Mapping[str, Any] | None, tensors: Sequence[Tensor]) -> bool:
+    """Return whether quantized weights among `tensors`, which a config.json explains or not, can be dequantized."""
+    if quantization is None:
+        scheme, by_name = _scheme_without(Component(), tensors), {tensor.name: tensor for tensor in tensors}
+        return any(weight_of(tensor, scheme, by_name, {}) for tensor in tensors)
+    try:
+        _scheme_of(quantization)
+    except SourceError:
+        return False
+    return True
+
+
+def refuse_cast(draft: Draft) -> None:
+    """Raise SourceError if the weights are quantized: they cannot be cast."""
+    stated = [config for config in map(quantization_of, draft.configs.values()) if config is not None]
+    telling = quantized_in(draft.tensors)
+    if stated or telling:
+        how = f" with {method_of(stated[0])}" if stated else f", as {name_some(telling, 1)} shows"
+        hint, remedy = "Keep the dtype, or use the repo that it was quantized from.", Remedy("choose_dtype", "keep")
+        if all(can_help(config, draft.tensors) for config in stated or (None,)):
+            hint = "Keep the dtype. Or add --dequantize to compute ordinary weights with their scales."
+            remedy = Remedy("dequantize")
+        what = f"This checkpoint is quantized{how}."
+        raise SourceError(f"{what} It cannot be cast, because its numbers mean nothing without scales.", hint, remedy)
+
+
 def _schemes(draft: Draft) -> dict[str, Scheme]:
     """Return how each component is quantized, by its folder. Raises SourceError."""
     stated = {folder: quantization_of(config) for folder, config in draft.configs.items()}
-    schemes = {folder: scheme_of(how) for folder, how in stated.items() if how is not None}
+    schemes = {folder: _scheme_of(how) for folder, how in stated.items() if how is not None}
     for component in draft.components:
         if component.folder not in schemes:
             inside = [tensor for tensor in draft.tensors if tensor.folder == component.folder]
             if quantized_in(inside):
-                schemes[component.folder] = scheme_without(component, inside)
+                schemes[component.folder] = _scheme_without(component, inside)
     return schemes
+
+
+def _scheme_of(quantization: Mapping[str, Any]) -> Scheme:
+    """Return the scheme for the `quantization` of a config.json. Raises SourceError, which names any other method."""
+    method = method_of(quantization)
+    if method not in _METHODS:
+        raise refusal(method)
+    return _METHODS[method](quantization)
+
+
+def _scheme_without(component: Component, tensors: Iterable[Tensor]) -> Scheme:
+    """Return the scheme for the quantized `tensors` of a component that no config.json explains."""
+    is_comfy = _COMFY_KEY in component.metadata
+    return COMFY if is_comfy or any(OF_COMFY.search(tensor.name) for tensor in tensors) else _UNSTATED
 
 
 def _weights(

@@ -36,10 +36,8 @@ def gathered(plan: Plan) -> tuple[Finding, ...]:
         return plan.findings
     limit = plan.options.max_shard_bytes
     largest = max(shard.bytes for shard in plan.shards)
-    message = (
-        f"{len(several):,} tensors are larger than your limit ({format_bytes(limit)}), so each gets its own file. "
-    )
-    message += f"The largest has {format_bytes(largest)}."
+    message = f"{len(several):,} tensors are larger than your limit ({format_bytes(limit)}), so each gets its own "
+    message += f"file. The largest has {format_bytes(largest)}."
     hint = f"A tensor is never cut. For no file above the limit, choose more than {format_bytes(largest)}."
     others = tuple(finding for finding in plan.findings if finding.code != "oversized-tensor")
     return (Finding("warning", "oversized-tensor", message, hint), *others)

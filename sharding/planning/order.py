@@ -139,8 +139,7 @@ def _weights_of(name: str) -> Iterator[str]:
         yield f"{module}.{'_'.join(words[:joined])}"
     yield module  # bitsandbytes: x.absmax
     yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
-    if last != "bias":
-        yield f"{module}.weight"
+    yield f"{module}.weight"
     if cache := _CACHE.search(name):
         yield f"{module}.{cache[1]}_proj.weight"
 

@@ -13,8 +13,8 @@ from sharding.planning.adapters import merged, own
 from sharding.planning.alike import alike
 from sharding.planning.alike.comparison import Comparison
 from sharding.planning.alike.selected import chosen
-from sharding.planning.cast import cast_change, cast_findings, cast_tensors, refuse_cast
-from sharding.planning.dequantize import dequantized, without_left_over
+from sharding.planning.cast import cast_change, cast_findings, cast_tensors
+from sharding.planning.dequantize import dequantized, refuse_cast, without_left_over
 from sharding.planning.draft import Draft, draft_of
 
 

@@ -11,7 +11,7 @@ from sharding import job
 from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
-from sharding.planning.cast import cast_tensors, may_overflow
+from sharding.planning.cast import cast_tensors
 from tests import models
 from tests.casts import cast, save_mixed
 from tests.folders import tensors
@@ -40,9 +40,9 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
     before, after = (getattr(torch, dtype.torch) for dtype in (CASTABLE[stored], BY_OPTION[target]))
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
     one, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, "I64"))
-    tensors = cast_tensors([one, steps], target, {})
-    assert may_overflow(tensors) == bool(largest.to(after).isinf())
-    assert not may_overflow([one, steps])
+    cast, same = cast_tensors([one, steps], target, {})
+    assert cast.recipe.narrows == bool(largest.to(after).isinf())
+    assert not one.recipe.narrows and not same.recipe.narrows
 
 
 @pytest.mark.parametrize(

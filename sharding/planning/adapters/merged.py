@@ -20,8 +20,8 @@ from sharding.model_class.experts import is_fused_type
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
+from sharding.planning.dequantize import can_help
 from sharding.planning.draft import Draft
-from sharding.planning.schemes import can_help
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import Update
 

@@ -156,23 +156,18 @@ def _with_experts(draft: Draft) -> Draft:
     if want == "separate" and not any(map(is_stored_apart, kinds)):
         message = f"Experts of a {kinds[0]} have no separate form that a library loads."
         raise SourceError(message, "Leave out --experts.", Remedy("by_hand"))
-    made, short = list[Tensor](), any(kind in SHORT_NAMES for kind in kinds)
-    old_block = any(kind in OLD_BLOCKS for kind in kinds)
-    done = set[str]()
+    made, done, short = list[Tensor](), set[str](), any(kind in SHORT_NAMES for kind in kinds)
+    names = (".block_sparse_moe.", ".mlp.")  # of a block, before and since transformers 5
+    if want == "separate":
+        names = (names[1], names[0] if any(kind in OLD_BLOCKS for kind in kinds) else names[1])
     for slot in slots:
-        if not units[slot.units[0]].is_of_experts:
-            name = slot.tensor.name
-            if want == "separate" and old_block:
-                name = name.replace(".mlp.", ".block_sparse_moe.")
-            elif want == "fused":
-                name = name.replace(".block_sparse_moe.", ".mlp.")
-            made.append(slot.tensor._replace(name=name))
-            continue
         of = slot.units[0].partition(".*.")[0]
-        if of not in done:
+        if not units[slot.units[0]].is_of_experts:
+            made.append(slot.tensor._replace(name=slot.tensor.name.replace(*names)))
+        elif of not in done:
             done.add(of)
             inside = {name.rpartition(".")[2]: unit for name, unit in of_experts.items() if name.startswith(f"{of}.*.")}
-            made += _fused(of, inside) if want == "fused" else _separate(of, inside, short=short, old_block=old_block)
+            made += _fused(of, inside) if want == "fused" else _separate(of.replace(*names), inside, short=short)
     how = "in one tensor a layer" if want == "fused" else "one by one"
     return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts")
 
@@ -186,8 +181,7 @@ def _fused(of: str, inside: Mapping[str, Unit]) -> list[Tensor]:
     ]
 
 
-def _separate(of: str, inside: Mapping[str, Unit], *, short: bool, old_block: bool) -> list[Tensor]:
-    of = of.replace(".mlp.", ".block_sparse_moe.") if old_block else of
+def _separate(of: str, inside: Mapping[str, Unit], *, short: bool) -> list[Tensor]:
     return [
         Slot(
             unit.tensors[0]._replace(name=f"{of}.{number}.{PARTS[part] if short else part}.weight"), (part,), number
