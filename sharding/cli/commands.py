@@ -185,7 +185,7 @@ def plan(
     with _outcome(as_json) as terminal:
         from sharding import job
         from sharding.drawing.map_svg import draw_plan, save_picture
-        from sharding.planning.explain import explained
+        from sharding.planning.plan import explained
         from sharding.report import report, schema
 
         checkpoint, plan = job.plan(source, Options(**chosen), token=hub_token())

@@ -35,8 +35,8 @@ from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
 from sharding.planning.dequantize import offer
 from sharding.planning.devices import Need, needed, where_it_fits
-from sharding.planning.explain import gathered
 from sharding.planning.plan import identify_plan
+from sharding.planning.shards import gathered
 from sharding.planning.sizes import size_stops, stop_for, usual_size
 from sharding.report.report import summarize_source
 from sharding.storage.hub.lookup import SourceCard

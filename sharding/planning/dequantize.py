@@ -62,8 +62,6 @@ def dequantized(draft: Draft) -> Draft:
         raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
     components = tuple(
         replace(one, metadata={key: value for key, value in one.metadata.items() if key != _COMFY_KEY})
-        if one.folder in schemes
-        else one
         for one in draft.components
     )
     weights, used = _weights(draft.tensors, schemes, draft.content.notes)
@@ -240,7 +238,6 @@ def _ordinary_tensors(
 
 
 def _other_kind(name: str, scheme: Scheme) -> SourceError:
-    """Return the error for a quantized tensor that does not follow the scheme."""
     if not scheme.words:
         message = f"These weights are quantized, as {name} shows, but no config.json says how."
         return SourceError(message, "Put their own config.json beside them.")

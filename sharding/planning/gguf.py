@@ -18,7 +18,9 @@ _MOST_FILES = 65_535  # The count of files is a number of 16 bits.
 
 def plan_models(content: Content, options: Options) -> Plan:
     """Return the plan for a copy of the GGUF models in `content`. Raises UsageError for what cannot be done to them."""
-    if flags := [*options.computing, *_cut_otherwise(options)]:
+    otherwise = [name for name in ("strategy", "base") if getattr(options, name) != OPTIONS[name].default]
+    flags = [*options.computing, *(OPTIONS[name].flags[0] for name in otherwise)]
+    if flags := flags + ["--order"] * (options.order == "transformers"):
         message = f"{name_some(flags)} cannot be used with GGUF files. Their tensors stay as they are, in their order."
         raise UsageError(message, "Leave it out. To change numbers, use the repo that the files were made from.")
     inside = by_folder(content.tensors, [component.folder for component in content.components])
@@ -50,11 +52,6 @@ def plan_models(content: Content, options: Options) -> Plan:
     )
 
 
-def _cut_otherwise(options: Options) -> list[str]:
-    names = [name for name in ("strategy", "base") if getattr(options, name) != OPTIONS[name].default]
-    return [OPTIONS[name].flags[0] for name in names] + ["--order"] * (options.order == "transformers")
-
-
 def cut(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
     """Return `tensors` in groups of at most `most_bytes`, as `gguf-split --split-max-size` cuts them.
 
@@ -77,7 +74,6 @@ def cut(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
 
 
 def _remarks(component: Component, tensors: Sequence[Tensor], files: int) -> Iterator[Finding]:
-    """Yield what you should know about the files of a model, which become `files`."""
     head = component.gguf
     if head is None or files == head.files == 1:
         return

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -57,7 +58,6 @@ def as_read(content: Content, plan: Plan) -> Content:
 
 
 def _laid_out(draft: Draft) -> Plan:
-    """Return the plan that cuts what a copy will hold into shards."""
     content, options, tensors, findings = draft.content, draft.options, draft.tensors, draft.findings
     # After a cast, because the cast goes by transformers' hints alone.
     inside = order.by_folder(tensors, draft.hints) if draft.hints else {}
@@ -190,6 +190,28 @@ def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:
                 findings.append(Finding("warning", "no-change", message, f"Check how the {source.called} was made."))
         made.append(change)
     return replace(plan, made=tuple(made), findings=tuple(findings))
+
+
+def sentence(tensor: Tensor) -> str:
+    """Return the dtype and shape of a tensor, and how it is made.
+
+    >>> from sharding.recipes.cast import Cast
+    >>> from sharding.recipes.stored import Stored
+    >>> sentence(Tensor("w", "BF16", (3,), Cast(Stored(0, "f", 8, 20), "F32", "BF16")))
+    'BF16 [3] = cast(F32 [3], f bytes 8–20)'
+    """
+    return f"{tensor.dtype} {list(tensor.shape)} = {tensor.recipe.words(tensor.shape)}"
+
+
+def explained(plan: Plan, pattern: str) -> dict[str, str]:
+    """Return tensor name to sentence for the names that match `pattern`. Raises UsageError for none."""
+    matches = {tensor.name: sentence(tensor) for tensor in plan.tensors if fnmatchcase(tensor.name, pattern)}
+    for number, place in enumerate(plan.sources[1:], start=1):
+        matches = {name: text.replace(f" of source {number} ", f" of {place.name} ") for name, text in matches.items()}
+    if not matches:
+        example = plan.shards[0].tensors[0].name
+        raise UsageError(f"No tensor of the plan matches {pattern!r}.", f"A name is, for example, {example}. Try '*'.")
+    return matches
 
 
 def identify_plan(plan: Plan) -> str:

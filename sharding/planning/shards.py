@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from sharding.core.file_format import FileFormat
 from sharding.core.text import format_bytes, name_some
-from sharding.core.values import Component, Finding, Shard, Tensor
+from sharding.core.values import Component, Finding, Plan, Shard, Tensor
 
 
 def shards_of(groups: Sequence[Iterable[Tensor]], component: Component, written: FileFormat) -> list[Shard]:
@@ -28,3 +28,17 @@ def oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding
         message = f"{who} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only {only}."
         hint = f"A tensor is never cut. To keep all files within the limit, choose one above {size}."
         yield Finding("warning", "oversized-tensor", message, hint)
+
+
+def gathered(plan: Plan) -> tuple[Finding, ...]:
+    """Return the findings of a plan for a person: one for all tensors that are larger than the limit."""
+    several = [finding for finding in plan.findings if finding.code == "oversized-tensor"]
+    if len(several) < 2:
+        return plan.findings
+    limit = plan.options.max_shard_bytes
+    largest = max(shard.bytes for shard in plan.shards)
+    message = f"{len(several):,} tensors are larger than your limit ({format_bytes(limit)}), so each gets its own "
+    message += f"file. The largest has {format_bytes(largest)}."
+    hint = f"A tensor is never cut. For no file above the limit, choose more than {format_bytes(largest)}."
+    others = tuple(finding for finding in plan.findings if finding.code != "oversized-tensor")
+    return (Finding("warning", "oversized-tensor", message, hint), *others)

@@ -20,9 +20,8 @@ from sharding.formats.gguf import parts_of
 from sharding.formats.names import CARD_NAME, DIGESTS_NAME, MAP_NAME, PICTURE_NAME, REPORT_NAME
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.loading.measure import stored_dtypes
-from sharding.planning.explain import sentence
 from sharding.planning.order import by_folder
-from sharding.planning.plan import identify_plan
+from sharding.planning.plan import identify_plan, sentence
 from sharding.recipes.stored import are_stored
 from sharding.report import schema
 from sharding.report.comparison import ComparisonSummary, summarize_comparison

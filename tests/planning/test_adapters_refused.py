@@ -218,11 +218,6 @@ OF_MODELS = {
     "an alpha pattern of experts": Refused(
         ("alpha_pattern", "down_proj"), of_experts("down_proj", (32, 24), alpha_pattern={"down_proj": 3}), case=MOE
     ),
-    "an alpha pattern of one expert": Refused(
-        ("alpha_pattern", "experts.1.down_proj"),
-        of_experts("down_proj", (32, 24), alpha_pattern={"experts.1.down_proj": 3}),
-        case=MOE,
-    ),
 }
 
 REFUSED = OF_CONFIGURATION | OF_KEYS | OF_SHAPES | OF_MODELS

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,13 +224,7 @@ def test_what_is_needed_beside_the_weights_counts() -> None:
     assert (fits["CPU memory of free Colab"], fits["T4"], fits["Two T4s"]) == (1 * GB, 6 * GB, 10 * GB)
 
 
-def test_weights_that_transformers_dequantizes_without_kernels_count_as_it_holds_them(tmp_path: Path) -> None:
-    content = read_checkpoint(open_folder(str(quantized.save_fp8("qwen3", tmp_path / "in"))))
-    need, ordinary = needed(content), planned(content, Options(dequantize=True), NO_CLASS)
-    assert (need.weights, need.packed) == (ordinary.total_bytes, content.total_bytes)
-    assert need.loading == content.total_bytes, "each file is held as long as something in it is"
-    assert needed(content, planned(content, Options(20_000), NO_CLASS)) == need
-    assert (needed(content, ordinary).weights, needed(content, ordinary).packed) == (ordinary.total_bytes, 0)
+def test_weights_that_are_dequantized_without_kernels_may_fit_with_them() -> None:
     card = {fit.place: fit.words for fit in where_it_fits(Need(26 * GB, packed=14 * GB))}["24 GB card"]
     assert card == "too small: holds 23.0 GB of 26.0 GB; with kernels for it, fits, 9.0 GB to spare"
 
@@ -259,9 +254,8 @@ def test_a_copy_needs_its_weights_as_they_are_held_its_largest_file_and_the_cont
     assert need.loading == (stored if is_dequantized else max(shard.bytes for shard in plan.shards))
     heads = config["num_key_value_heads"] * config["head_dim"]
     assert need.context == 2 * config["num_hidden_layers"] * heads * 2 * CONTEXT_TOKENS
-    unchanged = needed(content)
     if options == Options(options.max_shard_size):
-        assert (unchanged.weights, unchanged.context, unchanged.packed) == (need.weights, need.context, need.packed)
+        assert replace(needed(content), loading=need.loading) == need
 
 
 LAYERS = {"num_hidden_layers": 3, "num_attention_heads": 8}

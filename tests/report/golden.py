@@ -29,7 +29,7 @@ from sharding.page.panels import devices_panel, findings_panel, problem
 from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
-from sharding.planning.explain import sentence
+from sharding.planning.plan import sentence
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update

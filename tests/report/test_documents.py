@@ -17,8 +17,7 @@ from sharding.core.origin import Place
 from sharding.core.values import Finding, ShardRecord, Stage, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.model_card import ModelCard
-from sharding.planning.explain import sentence
-from sharding.planning.plan import identify_plan
+from sharding.planning.plan import identify_plan, sentence
 from sharding.report.files import read_card
 from sharding.report.report import digests_json, parse_digests, summarize_plan, summarize_source
 from sharding.report.schema import Report, parse_report, to_json

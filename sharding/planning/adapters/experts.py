@@ -83,7 +83,7 @@ class Experts:
         half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
         first = half if part in ("up_proj", "w3") else 0
         if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
-            raise self._work.other_update(stored, a, b)
+            raise self._work.other_shape(stored, a, b)
         update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
         self._single.setdefault(stored.name, []).append(update)
         return True
@@ -123,7 +123,6 @@ class Experts:
         return self._found.setdefault(key, found)
 
     def _of_fused(self, container: str, updates: list[tuple[str, Tensor, Tensor]]) -> Iterator[tuple[str, LowRank]]:
-        """Yield the recipes for an adapter that was trained on fused experts."""
         leaves = self._parameters(container)
         # The innermost of nested updates belongs to the first parameter.
         updates = sorted(updates, key=lambda update: -update[0].count(".base_layer"))

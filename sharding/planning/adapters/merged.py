@@ -125,7 +125,6 @@ def _add_updates(work: Merging) -> None:
 
 
 def _add(work: Merging, experts: Experts, module: str, kinds: Kinds) -> None:
-    """Add the update of one module."""
     name, first = work.weight_of(module), next(iter(kinds.values()))
     if "magnitude" in kinds and not work.config.use_dora:
         raise work.untargeted(kinds["magnitude"].name, "use_dora is not set")
@@ -143,7 +142,6 @@ def _add(work: Merging, experts: Experts, module: str, kinds: Kinds) -> None:
 
 
 def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rounds_twice: bool) -> None:
-    """Add to a linear layer, a convolution or an embedding."""
     is_embedding = "embedding_a" in kinds
     a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
     rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
@@ -158,7 +156,7 @@ def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rou
     is_conv1d = not work.types.isdisjoint(_BY_COLUMNS) and module.rpartition(".")[2] in _CONV1D
     transposed = fits_swapped and (is_conv1d or not fits)
     if not (fits or transposed):
-        raise work.other_update(old, a, b)
+        raise work.other_shape(old, a, b)
     merging.refuse_unusable(a, b)
     update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, 0, old.shape[0], transposed=transposed)
     other = work.updated.setdefault(old.name, module)

@@ -225,15 +225,11 @@ class Merging:
         told = f" The adapter names {self.named_base} as its base." if self.named_base else ""
         return SourceError(f"The adapter has {by}, but {base} has no tensor {name}.{told}", self.hint)
 
-    def other_shape(self, old: Tensor, new: Tensor) -> SourceError:
-        """Return the error for a tensor of the adapter whose shape does not fit."""
-        message = f"{new.name} of the adapter is {list(new.shape)}, but {old.name} of the base is {list(old.shape)}."
+    def other_shape(self, old: Tensor, *new: Tensor) -> SourceError:
+        """Return the error for a tensor of the adapter that does not fit, or for both matrices of an update."""
+        shapes = " and its partner ".join(str(list(one.shape)) for one in new)
+        message = f"{new[0].name} of the adapter is {shapes}, but {old.name} of the base is {list(old.shape)}."
         return SourceError(message, self.hint)
-
-    def other_update(self, old: Tensor, a: Tensor, b: Tensor) -> SourceError:
-        """Return the error for the two matrices of an update that do not fit."""
-        pair = f"{a.name} is {list(a.shape)} and its partner {list(b.shape)}"
-        return SourceError(f"{pair}, but {old.name} of the base is {list(old.shape)}.", self.hint)
 
     @property
     def hint(self) -> str:

@@ -73,24 +73,23 @@ def as_adapter(draft: Draft) -> Draft:
         message = "The run has trained biases of its base too, and they are not among the weights of its LoRA."
         raise SourceError(message, "Merge the LoRA: leave out --as.", Remedy("by_hand"))
     _refuse_odd(parse_config(document), adapter.tensors)
-    gone, left = len(content.tensors), len(adapter.tensors)
     change = Change(
         kind="as",
         done="reduced to its LoRA",
         called="The choice",
-        how=f"The copy is an adapter of PEFT, without {count(gone, 'tensor')} of the base.",
+        how=f"The copy is an adapter of PEFT, without {count(len(content.tensors), 'tensor')} of the base.",
         then="Load it with PEFT beside its base.",
         changed=0,
-        of=left,
+        of=len(adapter.tensors),
         peer="PEFT's save_pretrained",
     )
-    return replace(
-        draft,
-        content=replace(content, others=()),
-        tensors=adapter.tensors,
-        components=(Component("", "adapter_model", is_whole=True),),
+    return Draft(
+        replace(content, others=()),
+        draft.options,
+        adapter.tensors,
+        (Component("", "adapter_model", is_whole=True),),
         configs={},
-        reconfigured=frozenset(),
+        findings=draft.findings,
         made=(*draft.made, change),
         written={ADAPTER_NAME: adapter.configs[""].encode()},
         unfit=draft.unfit | {CONFIG_NAME, "generation_config.json"},

@@ -14,7 +14,7 @@ from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.quantization import dtype_of_first, without_quantization
 from sharding.model_class.class_table import ties
 from sharding.planning.alike.comparison import Comparison, compared
-from sharding.planning.alike.configs import Kept, with_values
+from sharding.planning.alike.configs import Kept, kept_values, with_values
 from sharding.planning.alike.told import (
     details_of,
     findings_on,
@@ -64,10 +64,10 @@ def alike(draft: Draft, found: Comparison) -> Draft:
     filled = frozenset(name for names in found.parts.values() for name in names)
     of_original = sum(filled.issuperset(slot.units) for slot in found.original)
     of = {**found.match.of, **{name: found.match.of[words] for name, words in found.tied.items()}}
-    tensors = list(_made(found, of, filled))
-    kept = _extra_tensors(found) if draft.options.keep_extra else []
-    heads = (found.units[name].tensors[0]._replace(name=new) for name, new in found.untied.items())
-    tensors += [*kept, *heads]
+    tensors, extra = list(_made(found, of, filled)), set(found.extra if draft.options.keep_extra else ())
+    more = (slot.tensor for slot in found.slots if extra.issuperset(slot.units))
+    tensors += (tensor._replace(name=plain_name(tensor.name)) for tensor in more)
+    tensors += (found.units[name].tensors[0]._replace(name=new) for name, new in found.untied.items())
     _refuse_doubles(tensors)
     written, values = _configured(draft, found)
     configs, reconfigured = dict(draft.configs), draft.reconfigured
@@ -108,13 +108,6 @@ def _made(found: Comparison, of: Mapping[str, str], filled: frozenset[str]) -> I
             yield slot.made_of([found.units[of[name]] for name in slot.units])
 
 
-def _extra_tensors(found: Comparison) -> list[Tensor]:
-    extra = set(found.extra)
-    return [
-        slot.tensor._replace(name=plain_name(slot.tensor.name)) for slot in found.slots if extra.issuperset(slot.units)
-    ]
-
-
 def _refuse_doubles(tensors: Sequence[Tensor]) -> None:
     if double := next((name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1), None):
         message = f"Two tensors of the copy would be called {double}."
@@ -127,7 +120,8 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
     if not found.form:
         return None, []
     form = json.loads(without_quantization(json.dumps(found.form)))
-    document, kept = with_values(form, found.config) if has_own_config(draft.content) else (dict(form), [])
+    document = with_values(form, found.config) if has_own_config(draft.content) else dict(form)
+    kept = list(kept_values(form, document))
     says_dtype = has_own_config(draft.content) and any(_DTYPES & level.keys() for level in objects_in(found.config))
     dtype = "" if says_dtype else dtype_of_first(draft.tensors)
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):

@@ -1,6 +1,6 @@
 """Write a config.json with the form of one model and the values of another. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sharding.core.text import as_object, objects_in
@@ -36,9 +36,8 @@ class Kept(NamedTuple):
     original: Any
 
 
-def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], list[Kept]]:
-    """Return a configuration with the form of `form` and what `values` say, and the settings that differ."""
-    kept = list[Kept]()
+def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the form of `form` and what `values` say."""
     inner = next((key for key in _PARTS if isinstance(form.get(key), dict)), "")
     own = next((key for key in _PARTS if isinstance(values.get(key), dict)), "")
     if own and inner != own and inner in ("", *values[own]):  # the original is that part alone
@@ -46,40 +45,41 @@ def with_values(form: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dic
         return with_values(form, {**outer, **values[own]})
     if inner and inner != own and own in ("", *form[inner]):
         other = form.keys() - form[inner].keys()
-        part, kept = with_values(form[inner], {key: value for key, value in values.items() if key not in other})
+        part = with_values(form[inner], {key: value for key, value in values.items() if key not in other})
         shared = {key: value for key, value in values.items() if key in other or _is_shared(key, form)}
-        outer, more = _merged(form, shared, "")
-        return {**outer, inner: part}, [*(one._replace(key=f"{inner}.{one.key}") for one in kept), *more]
-    document, kept = _merged(form, values, "")
+        return {**_merged(form, shared), inner: part}
+    document = _merged(form, values)
     if inner and own:
-        part, more = with_values(form[inner], values[own])
-        document[inner] = part
-        kept += [one._replace(key=f"{inner}.{one.key}") for one in more]
-    return document, kept
+        document[inner] = with_values(form[inner], values[own])
+    return document
+
+
+def kept_values(form: Mapping[str, Any], document: Mapping[str, Any], path: str = "") -> Iterator[Kept]:
+    """Yield the settings of `form` that have another value in `document`."""
+    for key in (key for key in form if key in document):
+        value, old = document[key], form[key]
+        if isinstance(old, dict) and isinstance(value, dict):
+            yield from kept_values(old, value, f"{path}{key}.")
+        elif value != old:
+            yield Kept(path + key, value, old)
 
 
 def _is_shared(key: str, form: Mapping[str, Any]) -> bool:
     return key in _SHARED and (key in form or key in _DTYPES and any(name in form for name in _DTYPES))
 
 
-def _merged(form: Mapping[str, Any], values: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Kept]]:
-    values = _as_written(form, values)
-    document, kept = dict(form), list[Kept]()
+def _merged(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    values, document = _as_written(form, values), dict(form)
     if any(map(values.get, (_NEW_ROPE, *_OLD_ROPE))) and (_NEW_ROPE in values) is not (_NEW_ROPE in form):
         document = {key: value for key, value in form.items() if key not in (_NEW_ROPE, *_OLD_ROPE)}
     for key, value in values.items():
         old = form.get(key)
         if key in _LEFT_OUT or value == old:
             continue
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged, more = _merged(old, value, f"{path}{key}.")
-            document[key] = value if key in (_NEW_ROPE, "rope_scaling") else merged
-            kept += more
-            continue
+        if isinstance(old, dict) and isinstance(value, dict) and key not in (_NEW_ROPE, "rope_scaling"):
+            value = _merged(old, value)
         document[key] = value
-        if key in form:
-            kept.append(Kept(path + key, value, old))
-    return document, kept
+    return document
 
 
 def _as_written(form: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

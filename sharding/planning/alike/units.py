@@ -64,8 +64,8 @@ class Slot(NamedTuple):
         first = given[0]
         if self.expert is not None and first.is_single:
             return first.tensors[self.expert]._replace(name=self.tensor.name)
-        same = {unit.tensors for unit in given}
-        if self.expert is None and len(same) == 1 and not first.is_single and self._takes_all(given):
+        is_all = [unit.half for unit in given] in ([None], [0, 1]) and len({unit.tensors for unit in given}) == 1
+        if is_all and self.expert is None and not first.is_single and first.is_turned == self.is_turned:
             return first.tensors[0]._replace(name=self.tensor.name)
         if odd := next((unit for unit in given if unit.tensors[0].dtype != first.tensors[0].dtype), None):
             message = f"{odd.tensors[0].name} and {first.tensors[0].name} have different dtypes, so they cannot be one."
@@ -76,10 +76,6 @@ class Slot(NamedTuple):
         view = joined(views, -2) if len(views) > 1 else views[0]
         view = view.turned() if self.is_turned else view
         return Tensor(self.tensor.name, first.tensors[0].dtype, view.shape, view.recipe())
-
-    def _takes_all(self, given: Sequence[Unit]) -> bool:
-        halves = [unit.half for unit in given]
-        return halves in ([None], [0, 1]) and given[0].is_turned == self.is_turned
 
 
 def plain_name(name: str) -> str:

@@ -1,6 +1,6 @@
 """Hold what a quantized weight is made of, and find its parts by their names. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -86,26 +86,24 @@ class Weight:
         """Return how a part is made, None if it is not there."""
         return self.parts[part].recipe if part in self.parts else None
 
-    def block(self, grid: Tensor, shape: tuple[int, ...], blocks: Iterable[Block]) -> Block:
-        """Return the rows and columns that share a number of `grid`. Raises SourceError if no block fits."""
-        rows, columns = (1, 1, *shape)[-2:]
-        if prod(grid.shape) == 1:
-            return max(rows, 1), max(columns, 1)
-        for block in blocks:
-            height, width = block[0] or max(rows, 1), block[1] or max(columns, 1)
-            cells = (*shape[:-2], -(-rows // height), -(-columns // width))
-            if len(shape) >= 2 and grid.shape in (cells, *([cells[:-1]] if width >= columns else [])):
-                return height, width
-        raise self.odd()
-
     def grid(self, shape: tuple[int, ...], *blocks: Block, times: str = "", divides: bool = False) -> Grid:
-        """Return the grid of the scales. `times` is the part with a second scale. Raises SourceError."""
-        kind = {"U8": "2^"}.get(self.scales.dtype, self.scales.dtype)
-        second = self.parts.get(times)
+        """Return the grid of the scales, by the first of `blocks` that fits. `times` is the part with a second scale.
+
+        Raises SourceError if none fits, or if there are several second scales.
+        """
+        scales, second = self.scales, self.parts.get(times)
         if second and (second.dtype != "F32" or prod(second.shape) != 1):
             raise self.odd()
-        block = self.block(self.scales, shape, blocks)
-        return Grid(self.scales.recipe, Codes(kind), block, times=self.recipe(times), divides=divides)
+        rows, columns = (1, 1, *shape)[-2:]
+        is_one = prod(scales.shape) == 1
+        for block in (WHOLE,) if is_one else blocks:
+            height, width = block[0] or max(rows, 1), block[1] or max(columns, 1)
+            cells = (*shape[:-2], -(-rows // height), -(-columns // width))
+            fits = len(shape) >= 2 and scales.shape in (cells, *([cells[:-1]] if width >= columns else []))
+            if is_one or fits:
+                codes = Codes({"U8": "2^"}.get(scales.dtype, scales.dtype))
+                return Grid(scales.recipe, codes, (height, width), times=self.recipe(times), divides=divides)
+        raise self.odd()
 
     def made(self, recipe: Scaled) -> Tensor:
         """Return the weight."""

@@ -11,10 +11,10 @@ from tests.planning.alike.models import (
     MODELS,
     assert_loads,
     build,
-    edit,
     in_memory,
     other,
     published,
+    rename,
     shapes,
     shard,
     unlike,
@@ -67,12 +67,8 @@ def test_experts_that_are_only_ever_fused_are_not_separated(name: str, tmp_path:
 
 @pytest.mark.parametrize("name", ["gpt_oss", "llama4"])
 def test_a_model_whose_experts_are_only_ever_fused_is_made_like_its_original(name: str, tmp_path: Path) -> None:
-    original = published(build(name), tmp_path / "original")
-    mine = edit(
-        published(build(name, 1), tmp_path / "mine"),
-        lambda state: {f"module.{each}": tensor for each, tensor in state.items()},
-    )
-    shard(mine, tmp_path / "out", like=original)
+    original, mine = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    shard(rename(mine, "^", "module."), tmp_path / "out", like=original)
     assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
 
 

@@ -87,10 +87,7 @@ def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_
 
 
 def test_a_tower_that_was_left_out_comes_from_the_original(tmp_path: Path) -> None:
-    original, whole = (
-        published(build("gemma3"), tmp_path / "original"),
-        published(build("gemma3", 1), tmp_path / "mine"),
-    )
+    original, whole = (published(build("gemma3", seed), tmp_path / f"{seed}") for seed in (0, 1))
     tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith("vision_tower.")}
     wanted = tensors(whole) | tower
     mine = edit(whole, lambda state: {key: state[key] for key in state.keys() - tower.keys()})

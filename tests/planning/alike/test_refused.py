@@ -67,6 +67,11 @@ def with_prefix(folder: Path) -> None:
     rename(folder, "^", "module.")
 
 
+def spoiled_and_prefixed(folder: Path) -> None:
+    spoil(K_PROJ, lambda held: held[:, :30])(folder)
+    with_prefix(folder)
+
+
 def of_nobody(folder: Path) -> None:
     configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
 
@@ -76,6 +81,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
     "another size": ("large", "llama", {}, "different models|no rule"),
     "another shape": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held[:, :30])}, r"layers\.1\.self_attn\.k_proj"),
+    "another shape behind a prefix": ("llama", "llama", {"mine": spoiled_and_prefixed}, "no rule explains"),
     "turned": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held.T)}, r"layers\.1\.self_attn\.k_proj"),
     "fewer layers": ("llama", "llama", {"mine": one_layer}, r"layers\.1|num_hidden_layers"),
     "more layers": ("llama", "llama", {"original": one_layer}, "num_hidden_layers"),

@@ -42,10 +42,7 @@ def test_diff_says_why_a_model_does_not_load_and_prints_the_command_that_mends_i
 
 
 def test_diff_finds_nothing_wrong_with_another_training_of_the_same_model(tmp_path: Path) -> None:
-    original, mine = (
-        published(build("qwen3_moe"), tmp_path / "original"),
-        published(build("qwen3_moe", 1), tmp_path / "m"),
-    )
+    original, mine = (published(build("qwen3_moe", seed), tmp_path / f"{seed}") for seed in (0, 1))
     done = invoke("diff", mine, original)
     assert "model.norm.weight" in done.output and "--like" not in done.output, done.output
 

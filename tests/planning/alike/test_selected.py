@@ -11,14 +11,7 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError
 from tests.commands import invoke
 from tests.folders import tensors
-from tests.planning.alike.models import (
-    Tensors,
-    build,
-    edit,
-    published,
-    shard,
-    unlike,
-)
+from tests.planning.alike.models import Tensors, build, edit, published, shard, unlike
 
 Folders = tuple[Path, Path]
 
