@@ -29,10 +29,8 @@ def plan_models(content: Content, options: Options) -> Plan:
         tensors = inside[component.folder]
         groups = [tensors] if options.is_single_file else cut(tensors, options.max_shard_bytes)
         if len(groups) > _MOST_FILES:
-            hint = f"A model has at most {_MOST_FILES:,} files."
-            raise UsageError(
-                f"{component.stem} would be cut into {len(groups):,} files.", f"Choose a larger size. {hint}"
-            )
+            message = f"{component.stem} would be cut into {len(groups):,} files."
+            raise UsageError(message, f"Choose a larger size. A model has at most {_MOST_FILES:,} files.")
         if component.is_whole and len(groups) > 1:
             size = format_bytes(sum(tensor.bytes for tensor in tensors))
             message = f"llama.cpp loads {component.stem} only from one file."

@@ -36,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 Ready = Callable[..., tuple[Path, Path]]
 PREFIX = "base_model.model."
 V_PROJ = f"{PREFIX}model.layers.1.self_attn.v_proj"
+UNITED = f"{PREFIX}model.layers.1.mlp.experts.base_layer"
 V_NORM = f"{PREFIX}model.layers.1.input_layernorm.weight"
 EMBED, HEAD, NORM = f"{PREFIX}model.embed_tokens", f"{PREFIX}lm_head", f"{PREFIX}model.norm"
 DELTA = f"{EMBED}.token_adapter.trainable_tokens_delta"
@@ -127,7 +128,7 @@ def base_of(case: Case) -> Edit:
     return edit
 
 
-OF_CONFIGURATION = {
+REFUSED = {
     "another kind of adapter": Refused(("LOHA",), configured(peft_type="LOHA")),
     "alpha is 0 for some": Refused(("alpha is 0", "v_proj"), configured(alpha_pattern={"v_proj": 0})),
     "alpha is 0 for experts": Refused(("alpha is 0",), configured(lora_alpha=0), case=EXPERTS),
@@ -138,9 +139,6 @@ OF_CONFIGURATION = {
     "no targets": Refused(("target_modules",), configured(target_modules=None)),
     "another rank": Refused(("4", "5"), configured(r=5)),
     "another rank by a pattern": Refused(("v_proj", "4", "2"), configured(rank_pattern={"v_proj": 2})),
-}
-
-OF_KEYS = {
     "no weights": Refused((WEIGHTS,), removed(WEIGHTS)),
     "weights that end early": Refused((WEIGHTS,), ending_early),
     "a pickle that runs code": Refused(("adapter_model.bin",), unpickling_runs_code),
@@ -168,9 +166,6 @@ OF_KEYS = {
     "more trained tokens than are named": Refused(
         ("trainable_token",), configured(trainable_token_indices=[1]), case=TOKENS
     ),
-}
-
-OF_SHAPES = {
     "of a deeper model": Refused(("model.layers.1.",), base=base_of(Case(changes={"num_hidden_layers": 1}))),
     "of a wider model": Refused(("48", "80"), base=base_of(Case(changes={"intermediate_size": 80}))),
     "lora_A of another width": Refused(("v_proj", "31", "32"), changed(f"{V_PROJ}.lora_A.weight", lambda a: a[:, :31])),
@@ -178,14 +173,10 @@ OF_SHAPES = {
     "lora_A is a vector": Refused(("v_proj",), changed(f"{V_PROJ}.lora_A.weight", torch.flatten)),
     "the ranks of a pair differ": Refused(("v_proj", "3", "4"), changed(f"{V_PROJ}.lora_B.weight", lambda b: b[:, :3])),
     "lora_B of experts is a vector": Refused(
-        ("mlp.experts.base_layer.lora_B",),
-        changed(f"{PREFIX}model.layers.1.mlp.experts.base_layer.lora_B.weight", torch.flatten),
-        case=EXPERTS,
+        (f"{UNITED}.lora_B",), changed(f"{UNITED}.lora_B.weight", torch.flatten), case=EXPERTS
     ),
     "lora_A of experts has no rows": Refused(
-        ("mlp.experts.base_layer.lora_A",),
-        changed(f"{PREFIX}model.layers.1.mlp.experts.base_layer.lora_A.weight", lambda a: a[:0]),
-        case=EXPERTS,
+        (f"{UNITED}.lora_A",), changed(f"{UNITED}.lora_A.weight", lambda a: a[:0]), case=EXPERTS
     ),
     "a weight of whole numbers": Refused(("v_proj",), changed(f"{V_PROJ}.lora_B.weight", torch.Tensor.int)),
     "a magnitude of another length": Refused(
@@ -198,9 +189,6 @@ OF_SHAPES = {
     "experts of another number": Refused(
         ("mlp.experts",), base=base_of(Case("qwen3_moe", changes={"num_experts": 8})), case=EXPERTS
     ),
-}
-
-OF_MODELS = {
     "a name that fits two tensors": Refused(
         ("encoder.layers.0.self_attn.q_proj",), case=Case("clip", {"target_modules": ["q_proj"]}, auto=CLIPVisionModel)
     ),
@@ -219,8 +207,6 @@ OF_MODELS = {
         ("alpha_pattern", "down_proj"), of_experts("down_proj", (32, 24), alpha_pattern={"down_proj": 3}), case=MOE
     ),
 }
-
-REFUSED = OF_CONFIGURATION | OF_KEYS | OF_SHAPES | OF_MODELS
 
 
 @pytest.fixture(scope="module")

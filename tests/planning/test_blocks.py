@@ -70,9 +70,7 @@ def test_blocks_follow_the_natural_order(tensors: list[Tensor], limit: int) -> N
 
 def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> None:
     tensors = [tensor("patches.a", 5), tensor("patches.b", 5), tensor("layers.0.w", 5)]
-    hints = ModelHints(
-        "M", (SavedTensor("patches.a", "U8", 0, "patches"), SavedTensor("patches.b", "U8", 1, "patches"))
-    )
+    hints = ModelHints("M", tuple(SavedTensor(f"patches.{one}", "U8", n, "patches") for n, one in enumerate("ab")))
     plan = plan_shards(tensors, Options(12, strategy="blocks"), hints={"": hints})
     assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
 

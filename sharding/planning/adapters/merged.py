@@ -91,10 +91,8 @@ def _refuse_base(draft: Draft) -> None:
 def _origin(checkpoint: Content) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
     base, named = checkpoint.source.repo_id, named_base(parsed_json(merging.adapter_of(checkpoint).configs[""]))
-    told = (
-        name for name in (named, checkpoint.named_base) if name not in ("", base) and not _OF_QUANTIZED.search(name)
-    )
-    origin = next(told, _OF_QUANTIZED.sub("", base))
+    told = (name for name in (named, checkpoint.named_base) if name != base and not _OF_QUANTIZED.search(name))
+    origin = next(filter(None, told), _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
@@ -230,9 +228,8 @@ def _result(work: Merging) -> Draft:
 
 def _findings(work: Merging, merge: Change) -> Iterator[Finding]:
     source, adapter, named = work.checkpoint.source, work.adapter.source, work.named_base
-    at = (
-        f"adapter {'' if adapter.is_pinned else 'in '}{adapter.text}" if work.adapter.weight_files else "run's own LoRA"
-    )
+    at = f"adapter {'' if adapter.is_pinned else 'in '}{adapter.text}"
+    at = at if work.adapter.weight_files else "run's own LoRA"
     message = f"The {at} is merged into {merge.changed:,} of {count(merge.of, 'tensor')}."
     message += f" It names {named} as its base." if named else ""
     is_other = source.is_pinned and "/" in named and named != source.repo_id

@@ -28,17 +28,15 @@ def refuse_unusable(draft: Draft, original: Content) -> None:
         raise SourceError(message, "For a pipeline, name the folder of one component of both.")
     if quantization_of(draft.configs.get("", "")) is not None or quantized_in(draft.tensors):
         message = "These weights are quantized. Their layout cannot change."
-        raise SourceError(
-            message, "Add --dequantize, or use the weights before they were quantized.", Remedy("dequantize")
-        )
+        hint = "Add --dequantize, or use the weights before they were quantized."
+        raise SourceError(message, hint, Remedy("dequantize"))
     config = as_object(parsed_json(original.configs.get("", "")))
     kind = config.get("model_type")
     if not is_known_type(kind):
         message = f"transformers does not have the class of {original.source.words}"
         message += f" (model_type {kind!r})." if kind else ": its config.json names no model type."
-        raise SourceError(
-            message, "Use --rename, --experts and --fill to change the layout by hand.", Remedy("by_hand")
-        )
+        hint = "Use --rename, --experts and --fill to change the layout by hand."
+        raise SourceError(message, hint, Remedy("by_hand"))
     if any(".lora_" in tensor.name for tensor in draft.tensors):
         message = "This checkpoint holds a LoRA beside the weights that it changes."
         raise SourceError(message, "Save the adapter alone, and merge that first.")
@@ -116,9 +114,7 @@ def details_of(found: Comparison, values: Sequence[Kept] = (), *, is_kept: bool 
     if found.copies:
         details["head"] = f"{name_some(list(found.copies))} is left out, because it is the embeddings"
     if found.constants:
-        details["constants"] = (
-            f"{name_some(found.constants)} of the original are left out, because libraries compute them"
-        )
+        details["constants"] = f"{name_some(found.constants)} of the original are left out: libraries compute them"
     if extra := [slot.tensor.name for slot in found.slots if set(found.extra).issuperset(slot.units)]:
         details["kept" if is_kept else "dropped"] = f"{count(len(extra), 'tensor')}, {name_some(extra)}"
     if values:
@@ -150,9 +146,8 @@ def findings_on(
     names = [name for names in found.parts.values() for name in names]
     if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
         message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
-        yield Finding(
-            "warning", "like-rows", message, "A library may not load this part, or guess wrong words with it."
-        )
+        hint = "A library may not load this part, or guess wrong words with it."
+        yield Finding("warning", "like-rows", message, hint)
     kinds = [config.get("model_type") for config in (found.config, found.form) if _is_one_model(config)]
     if len({*kinds}) > 1:
         message = f"model_type is {kinds[0]} here and {kinds[1]} in {named}. The copy is a {kinds[1]}."

@@ -121,11 +121,10 @@ def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
             single.setdefault(slot.units[0], {})[slot.expert] = tensor
             continue
         shape = (*tensor.shape[:-2], tensor.shape[-1], tensor.shape[-2]) if slot.is_turned else tensor.shape
-        halves: Sequence[int | None] = (0, 1) if len(slot.units) > 1 else (None,)
-        if len(slot.units) > 1:
-            shape = (*shape[:-2], shape[-2] // 2, shape[-1])
-        for name, half in zip(slot.units, halves, strict=True):
-            units[name] = Unit(name, shape, (tensor,), half, slot.is_turned)
+        has_halves = len(slot.units) > 1
+        shape = (*shape[:-2], shape[-2] // 2, shape[-1]) if has_halves else shape
+        for half, name in enumerate(slot.units):
+            units[name] = Unit(name, shape, (tensor,), half if has_halves else None, slot.is_turned)
     for name, experts in single.items():
         absent = next((number for number in range(len(experts)) if number not in experts), None)
         first = experts[min(experts)]

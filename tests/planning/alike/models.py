@@ -3,10 +3,9 @@
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -216,8 +215,7 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     return found
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What transformers says of a checkpoint that it loads, and what the model computes."""
 
     told: dict[str, list[str]]

@@ -31,14 +31,7 @@ from tests.planning.alike.models import (
 from tests.promises import promise
 from tests.scenarios.architectures import ARCHITECTURES
 
-WRAPPED = (
-    "_orig_mod.",
-    "module.",
-    "base_model.model.",
-    "module._orig_mod.",
-    "_orig_mod.module.",
-    "_fsdp_wrapped_module.",
-)
+WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.")
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
     "model. is missing": ("llama", r"^model\.", ""),

@@ -43,10 +43,8 @@ def without_biases(folder: Path) -> None:
 
 def with_lora(folder: Path) -> None:
     name = K_PROJ.replace(".weight", ".lora_A.default.weight")
-    edit(
-        folder,
-        lambda held: {f"base_model.model.{n}": held[n] for n in held} | {f"base_model.model.{name}": held[K_PROJ]},
-    )
+    edit(folder, lambda held: held | {name: held[K_PROJ]})
+    rename(folder, "^", "base_model.model.")
 
 
 def without(pattern: str) -> Edit:

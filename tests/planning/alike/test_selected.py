@@ -87,7 +87,7 @@ def test_on_the_command_line_each_list_may_be_repeated(pair: Folders, tmp_path: 
     assert unlike(tensors(tmp_path / "out"), expected(tensors(pair[0]), *globs, tensors(pair[1]))) == {}
 
 
-REFUSED: dict[str, tuple[dict[str, str], str]] = {
+REFUSED: dict[str, dict[str, str]] = {
     "only finds nothing": {"only": "nowhere.*"},
     "one of them finds nothing": {"only": f"{TEXT},nowhere.*"},
     "drop finds nothing": {"drop": "nowhere.*"},
@@ -96,12 +96,12 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "fill finds nothing": {"fill": "nowhere.*", "fill_from": ""},
     "nothing is left": {"drop": "*"},
     "two with one name": {"rename": "language_model.model.layers.0=language_model.model.layers.1"},
-}  # type: ignore[assignment]
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_finds_nothing_or_gives_nothing_is_refused(case: str, pair: Folders, tmp_path: Path) -> None:
-    choices: dict[str, Any] = dict(REFUSED[case])  # type: ignore[arg-type]
+    choices: dict[str, Any] = dict(REFUSED[case])
     if "fill_from" in choices:
         choices["fill_from"] = pair[1]
     with pytest.raises(ShardingError) as refusal:

@@ -24,13 +24,9 @@ def test_vllm_knows_every_name_of_a_copy(name: str, tmp_path: Path) -> None:
         old, new = next(((a, b) for a, b in known.get("prefixes", {}).items() if tensor.startswith(a)), ("", ""))
         if new is not None:
             read.add(new + tensor.removeprefix(old))
-    assert {tensor.partition(".")[0] for tensor in read} == {*known["modules"]} - _not_stored(name)
+    not_stored = {"lm_head"} if MODELS[name][2].get("tie_word_embeddings") else set()
+    assert {tensor.partition(".")[0] for tensor in read} == {*known["modules"]} - not_stored
     experts = [re.fullmatch(r"model\.layers\.\d+\.(\w+)\.experts\.(\d+)\.(\w+)\.weight", one) for one in read]
     found = {(match[1], match[3]) for match in experts if match}
     assert found == {(known["block"], matrix) for matrix in known.get("matrices", ())}
     assert not [one for one in read if ".experts." in one and "matrices" in known and one.count(".") < 7]
-
-
-def _not_stored(name: str) -> set[str]:
-    """An output head that is tied is not stored."""
-    return {"lm_head"} if MODELS[name][2].get("tie_word_embeddings") else set()
