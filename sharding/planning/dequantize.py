@@ -10,14 +10,7 @@ from sharding.core.options import Options
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Component, Content, Finding, Tensor
 from sharding.formats import quantization
-from sharding.formats.quantization import (
-    OF_COMFY,
-    is_left_over,
-    method_of,
-    quantization_of,
-    quantized_in,
-    without_quantization,
-)
+from sharding.formats.quantization import OF_COMFY, method_of, quantization_of, quantized_in, without_quantization
 from sharding.planning.cast import cast_tensors
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import by_folder
@@ -99,7 +92,7 @@ def _without_quantization(draft: Draft, folders: Collection[str]) -> Draft:
 def without_left_over(draft: Draft) -> Draft:
     """Return `draft` without entries of config.json that wrongly say "quantized", unless no numbers are computed."""
     inside = by_folder(draft.tensors, draft.configs)
-    of = {folder: config for folder, config in draft.configs.items() if is_left_over(config, inside[folder])}
+    of = {place: text for place, text in draft.configs.items() if quantization.is_left_over(text, inside[place])}
     if not of:
         return draft
     methods = dict.fromkeys(method_of(quantization_of(config) or {}) for config in of.values())

@@ -15,20 +15,9 @@ from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.values import Content, Plan
 from sharding.report.schema import Report
+from tests import lora
 from tests.folders import finish, tensors
-from tests.lora import (
-    CONFIG,
-    EVERY,
-    WEIGHTS,
-    Case,
-    Edit,
-    configured,
-    edited,
-    for_each_expert,
-    in_turn,
-    save_adapter,
-    save_base,
-)
+from tests.lora import CONFIG, EVERY, WEIGHTS, Case, Edit, configured, edited, in_turn, save_adapter, save_base
 from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -92,7 +81,7 @@ def ending_early(folder: Path) -> None:
 
 
 def of_experts(part: str, shape: tuple[int, int], number: int = 4, rank: int = 4, **settings: Any) -> Edit:
-    return in_turn(for_each_expert({part: shape}, number=number, rank=rank), configured(**settings))
+    return in_turn(lora.for_each_expert({part: shape}, number=number, rank=rank), configured(**settings))
 
 
 def in_folders(*places: str) -> Edit:

@@ -63,9 +63,7 @@ class Experts:
             return False
         if match := IN_FUSED.search(f"{module}."):
             return self._take_one(module[: match.start()] + ".experts", int(match["number"]), match["part"], a, b)
-        container = module
-        while container.endswith(".base_layer"):
-            container = container.removesuffix(".base_layer")
+        container = re.sub(r"(?:\.base_layer)+$", "", module)
         if not self._parameters(container):
             return False
         _refuse_unless_matrices(a, b)

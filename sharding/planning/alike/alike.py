@@ -15,14 +15,7 @@ from sharding.formats.quantization import dtype_of_first, without_quantization
 from sharding.model_class.class_table import ties
 from sharding.planning.alike.comparison import Comparison, compared
 from sharding.planning.alike.configs import Kept, kept_values, with_values
-from sharding.planning.alike.told import (
-    details_of,
-    findings_on,
-    has_own_config,
-    refuse_loss,
-    refuse_unusable,
-    unlike,
-)
+from sharding.planning.alike.told import details_of, findings_on, has_own_config, refuse_loss, refuse_unusable, unlike
 from sharding.planning.alike.units import plain_name
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft

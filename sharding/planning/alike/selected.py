@@ -253,14 +253,6 @@ def _changed(
 ) -> Draft:
     """Return `draft` with other `tensors`, none of which has other numbers, and say what is `done` and `gone`."""
     details = {"dropped": f"{count(len(gone), 'tensor')}, {name_some(gone)}"} if gone else {}
-    change = Change(
-        kind=kind,
-        done=done,
-        called=called,
-        how="The numbers of all tensors that are left are those of the source.",
-        then="",
-        changed=0,
-        of=len(tensors),
-        details=details,
-    )
+    how = "The numbers of all tensors that are left are those of the source."
+    change = Change(kind, done, called, how, then="", changed=0, of=len(tensors), details=details)
     return replace(_with_tensors(draft, tensors), made=(*draft.made, change))

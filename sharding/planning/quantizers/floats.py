@@ -7,17 +7,7 @@ from typing import Any
 
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.values import Tensor
-from sharding.planning.quantizers.format import (
-    EXPONENTS,
-    NUMBERS,
-    OF_CHANNEL,
-    WHOLE,
-    Block,
-    Format,
-    Scheme,
-    Weight,
-    refusal,
-)
+from sharding.planning.quantizers.format import EXPONENTS, NUMBERS, OF_CHANNEL, WHOLE, Format, Scheme, Weight, refusal
 from sharding.recipes.laid import with_axis_last
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
@@ -92,7 +82,7 @@ def fine_grained(quantization: Mapping[str, Any]) -> Scheme:
     return Scheme(words, (FP8, FP4_EXPERTS) if experts == "fp4" else (FP8,), (block, WHOLE, OF_CHANNEL))
 
 
-def block_in(size: Any, method: str) -> Block:
+def block_in(size: Any, method: str) -> tuple[int, int]:
     """Return a block as a configuration states it. Raises SourceError if it is none."""
     is_pair = isinstance(size, list | tuple) and len(size) == 2
     if is_pair and all(type(side) is int and 0 < side < 2**31 for side in size):
