@@ -1,53 +1,39 @@
 """Decide which file holds which tensor of a GGUF model, cut where gguf-split of llama.cpp cuts. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from sharding.core.errors import UsageError
 from sharding.core.options import OPTIONS, Options
 from sharding.core.text import count, format_bytes, name_some
-from sharding.core.values import Component, Content, Finding, Plan, Shard, Tensor
+from sharding.core.values import Component, Finding, Shard, Tensor
 from sharding.formats.file_formats import FORMATS
 from sharding.formats.gguf import loses_in_gguf_split
-from sharding.planning.order import by_folder
-from sharding.planning.shards import oversized, shards_of
+from sharding.planning.shards import shards_of
 
 _PADDED_TO = 32  # gguf-split counts each tensor with padding to 32 bytes, whatever the alignment.
 _MOST_FILES = 65_535  # The count of files is a number of 16 bits.
 
 
-def plan_models(content: Content, options: Options) -> Plan:
-    """Return the plan for a copy of the GGUF models in `content`. Raises UsageError for what cannot be done to them."""
+def refuse_changes(options: Options) -> None:
+    """Raise UsageError for `options` that would change or reorder tensors, or cut them otherwise."""
     otherwise = [name for name in ("strategy", "base") if getattr(options, name) != OPTIONS[name].default]
     flags = [*options.computing, *(OPTIONS[name].flags[0] for name in otherwise)]
     if flags := flags + ["--order"] * (options.order == "transformers"):
         message = f"{name_some(flags)} cannot be used with GGUF files. Their tensors stay as they are, in their order."
         raise UsageError(message, "Leave it out. To change numbers, use the repo that the files were made from.")
-    inside = by_folder(content.tensors, [component.folder for component in content.components])
-    shards, findings = list[Shard](), list[Finding]()
-    for component in content.components:
-        tensors = inside[component.folder]
-        groups = [tensors] if options.is_single_file else cut(tensors, options.max_shard_bytes)
-        if len(groups) > _MOST_FILES:
-            message = f"{component.stem} would be cut into {len(groups):,} files."
-            raise UsageError(message, f"Choose a larger size. A model has at most {_MOST_FILES:,} files.")
-        if component.is_whole and len(groups) > 1:
-            size = format_bytes(sum(tensor.bytes for tensor in tensors))
-            message = f"llama.cpp loads {component.stem} only from one file."
-            raise UsageError(message, f"Choose one file, or a size above {size}.")
-        made = shards_of(groups, component, FORMATS["gguf"])
-        shards += made
-        findings += [*_remarks(component, tensors, len(made)), *oversized(made, options.max_shard_bytes)]
-    return Plan(
-        shards=tuple(shards),
-        components=content.components,
-        total_bytes=sum(shard.bytes for shard in shards),
-        total_parameters=sum(tensor.parameters for tensor in content.tensors),
-        options=replace(options, order="stored"),
-        findings=tuple(findings),
-        sources=content.inputs,
-        format="gguf",
-    )
+
+
+def cut_model(component: Component, tensors: Sequence[Tensor], options: Options) -> list[Shard]:
+    """Return the files of a model. Raises UsageError if they are too many, or if llama.cpp needs a single one."""
+    groups = [tensors] if options.is_single_file else cut(tensors, options.max_shard_bytes)
+    if len(groups) > _MOST_FILES:
+        message = f"{component.stem} would be cut into {len(groups):,} files."
+        raise UsageError(message, f"Choose a larger size. A model has at most {_MOST_FILES:,} files.")
+    if component.is_whole and len(groups) > 1:
+        message = f"llama.cpp loads {component.stem} only from one file."
+        size = format_bytes(sum(tensor.bytes for tensor in tensors))
+        raise UsageError(message, f"Choose one file, or a size above {size}.")
+    return shards_of(groups, component, FORMATS["gguf"])
 
 
 def cut(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
@@ -71,7 +57,8 @@ def cut(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
     return groups
 
 
-def _remarks(component: Component, tensors: Sequence[Tensor], files: int) -> Iterator[Finding]:
+def remarks(component: Component, tensors: Sequence[Tensor], files: int) -> Iterator[Finding]:
+    """Yield what you should know about the files of a model, which become `files`, if it is one of GGUF."""
     head = component.gguf
     if head is None or files == head.files == 1:
         return

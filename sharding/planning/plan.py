@@ -23,7 +23,7 @@ from sharding.formats.quantization import QUANTIZERS_FILES, configured
 from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.draft import Draft
-from sharding.planning.gguf import plan_models
+from sharding.planning.gguf import cut_model, refuse_changes, remarks
 from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
 
@@ -31,8 +31,10 @@ from sharding.planning.steps import ASKS, Asks, drafted
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
     """Return the plan for a copy of `content` with `options`. Raises UsageError, SourceError and Refused."""
     if content.format == "gguf":
-        models: Plan = asks.run("plan", partial(plan_models, content, options))
-        return models
+        refuse_changes(options)
+        make = partial(plan_shards, content.tensors, replace(options, order="stored"), content.components)
+        models: Plan = asks.run("plan", make)
+        return replace(models, sources=content.inputs, format="gguf")
     draft = drafted(content, options, asks)
     for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
         require(what)
@@ -126,11 +128,11 @@ def plan_shards(
     shards, findings, stages, counts = list[Shard](), list[Finding](), list[Stage](), list[int]()
     for component in components:
         known, own = hints.get(component.folder), inside[component.folder]
-        queue, remarks = order.in_order(own, options.order, component.folder, known)
+        queue, strangers = order.in_order(own, options.order, component.folder, known)
         made, of_ranks = _cut(queue, options, component, known)
         shards += made
         stages += of_ranks
-        findings += remarks
+        findings += [*strangers, *remarks(component, own, len(made))]
         if not (component.is_whole or options.is_single_file):
             findings += oversized(made, options.max_shard_bytes)
         stated = component.total_parameters if options.rank is None else None
@@ -152,6 +154,8 @@ def _cut(
     queue: Sequence[Tensor], options: Options, component: Component, hints: ModelHints | None
 ) -> tuple[list[Shard], list[Stage]]:
     """Return the shards of a component with the sorted tensors `queue`, and what each rank of a pipeline loads."""
+    if component.gguf:
+        return cut_model(component, queue, options), []
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
     known = {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}

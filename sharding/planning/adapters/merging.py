@@ -10,7 +10,7 @@ from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
-from sharding.core.text import format_bytes, parsed_json
+from sharding.core.text import as_object, format_bytes, parsed_json
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
@@ -118,8 +118,7 @@ class Merging:
         checkpoint = draft.content
         adapter = self.adapter = adapter_of(checkpoint)
         self.draft, self.checkpoint, self.known = draft, checkpoint, known
-        document = parsed_json(draft.configs[""])
-        self.model: dict[str, Any] = document if isinstance(document, dict) else {}
+        self.model = as_object(parsed_json(draft.configs[""]))
         self.type = str(self.model.get("model_type"))
         config = parsed_json(adapter.configs[""])
         self.named_base = named_base(config)

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from sharding.core.errors import SourceError
-from sharding.core.text import name_some, parsed_json
+from sharding.core.text import as_object, name_some, parsed_json
 from sharding.core.values import Content, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, parts_of
@@ -136,16 +136,14 @@ _OF_LABELS = re.compile(r"(?:^|\.)(?:score|classifier|out_proj|qa_outputs)\.weig
 
 def classifier_of(checkpoint: Content) -> str:
     """Return the class that the adapter was trained as, if it brings the head that makes the model a classifier."""
-    config = parsed_json(checkpoint.configs.get("", ""))
-    named = config.get("architectures") if isinstance(config, dict) else None
-    adapter = checkpoint.of("adapter")
+    config, adapter = as_object(parsed_json(checkpoint.configs.get("", ""))), checkpoint.of("adapter")
+    named = config.get("architectures")
     if adapter is None or not isinstance(named, list) or not named:
         return ""
     stored = ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in adapter.tensors])
     new = [part.of for part in parts if part.kind == "whole" and stored.find(part.of) is None]
-    said = parsed_json(adapter.configs[""])
-    task = said.get("task_type") if isinstance(said, dict) else None
+    task = as_object(parsed_json(adapter.configs[""])).get("task_type")
     use = _TASKS.get(str(task), "" if task else "ImageClassification")
     name = f"{_OTHER_ENDS.sub('', str(named[0]))}For{use}"
     known = known_class({**config, "architectures": [name]}) if use and any(map(_OF_LABELS.search, new)) else None

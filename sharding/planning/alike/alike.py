@@ -143,12 +143,10 @@ def named_like(run: Content, base: Content) -> Content:
     is_clear = not (found.match.unclear or found.match.twice or found.is_other_model)
     if not is_clear or not details.keys() & {"prefix", "fused", "separated"}:
         return run
-    tensors, taken = list[Tensor](), set[str]()
-    for slot in found.original:
-        if all(name in found.match.of for name in slot.units):
-            names = [found.match.of[name] for name in slot.units]
-            taken.update(names)
-            tensors.append(slot.made_of([found.units[name] for name in names]))
+    of = found.match.of
+    known = [slot for slot in found.original if of.keys() >= {*slot.units}]
+    tensors = [slot.made_of([found.units[of[name]] for name in slot.units]) for slot in known]
+    taken = {of[name] for slot in known for name in slot.units}
     left = (slot.tensor for slot in found.slots if taken.isdisjoint(slot.units))
     tensors += (tensor._replace(name=plain_name(tensor.name)) for tensor in left)
     told = "; ".join(f"{what}: {details[what]}" for what in ("prefix", "fused", "separated") if what in details)
