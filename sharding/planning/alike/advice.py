@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from sharding.checkpoint.trained import compare_with_base
 from sharding.core.errors import SourceError
 from sharding.core.text import count, name_some
 from sharding.core.values import Content, Finding, Tensor
@@ -34,6 +35,15 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
     except SourceError:
         return tuple(_sentences(found))
     return (*_sentences(found), f"{MEND}{command}")
+
+
+def unlike_base(mine: Content, original: Content, named: tuple[str, str]) -> Iterator[Finding]:
+    """Yield a finding if `mine` does not load where the original does. `named` are both, for a command."""
+    if sentences := advised(mine, original, named):
+        hint = sentences[-1] if sentences[-1].startswith(MEND) else ""
+        reasons = " ".join(sentence for sentence in sentences if sentence != hint)
+        message = f"It may not load where {named[1]} does, which its card names as its base. {reasons}"
+        yield Finding("warning", "unlike-base", message, hint)
 
 
 def _sentences(found: Comparison) -> Iterator[str]:
@@ -77,12 +87,18 @@ def _missing(names: Sequence[str]) -> str:
     return f"{count(len(names), 'weight')} {'is' if len(names) == 1 else 'are'}"
 
 
-def named_like(run: Content, base: Content) -> Content:
-    """Return the tensors of a training run as its base has them, where they fit; a finding says what changed."""
+def like_base(run: Content, base: Content) -> Content:
+    """Return a training run with the names and the form of its base, and findings about their differences.
+
+    Raises SourceError if `base` cannot be the model that was trained.
+    """
     original = ordinary(base)
-    if original is None:
-        return run
-    ready = replace(base, tensors=original.tensors, configs={})
+    named = _named_like(run, base, original.tensors) if original else run
+    return compare_with_base(named, base, original.tensors if original else None)
+
+
+def _named_like(run: Content, base: Content, ordinary: Sequence[Tensor]) -> Content:
+    ready = replace(base, tensors=tuple(ordinary), configs={})
     try:
         found = compared(run, run.tensors, "", ready, {})
     except SourceError:  # experts that are not complete
