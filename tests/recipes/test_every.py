@@ -12,9 +12,10 @@ import torch
 from pydantic import TypeAdapter
 
 from sharding.core.recipe import Feed, Recipe
+from sharding.core.values import Tensor
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
-from sharding.recipes.laid import Box, Laid, Rows, with_axis_last
+from sharding.recipes.laid import Box, Laid, Rows, laid_of
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.quantized import Codes, Grid, Scaled
 from sharding.recipes.stored import Stored
@@ -38,7 +39,7 @@ OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scal
 OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
 MXFP4 = Scaled(
-    with_axis_last(Stored(0, "a", 0, 96), (1, 3, 32), 1, 1), Codes("2·E2M1", down=1), (1, 64, 3),
+    laid_of(Tensor("", "U8", (1, 3, 32), Stored(0, "a", 0, 96))).turned(), Codes("2·E2M1", down=1), (1, 64, 3),
     Grid(Stored(0, "b", 100, 106), Codes("2^/2"), (32, 1), turned=True), "F32",
 )  # fmt: skip
 INTEGERS = Scaled(Stored(0, "a", 0, 16), Codes("U4"), (4, 8), Grid(SCALES, Codes("F16"), (1, 4)), "F16", zero=8)
@@ -55,7 +56,7 @@ EVERY: dict[str, Recipe] = {
     "fp8 in halves": fp8(HALVES, SCALES, "F32", (4, 8), (2, 4), "F32"),
     "mxfp4": MXFP4,
     "mxfp4 of more experts": replace(
-        MXFP4, of=with_axis_last(Stored(0, "a", 0, 96), (3, 1, 32), 1, 1), shape=(3, 64, 1)
+        MXFP4, of=laid_of(Tensor("", "U8", (3, 1, 32), Stored(0, "a", 0, 96))).turned(), shape=(3, 64, 1)
     ),
     "integers": INTEGERS,
     "integers with zeros": replace(INTEGERS, zeros=Grid(Stored(0, "b", 0, 8), Codes("U4", down=4), (1, 4))),

@@ -1,12 +1,13 @@
 """AWQ (GEMM), whose weights lie transposed in words of eight numbers of a row. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sharding.core.values import Tensor
 from sharding.planning.quantizers.format import NUMBERS, Format, Scheme, Weight, refusal
 from sharding.planning.quantizers.gptq import TILE_BYTES
-from sharding.recipes.laid import with_axis_last
+from sharding.recipes.laid import laid_of
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -23,7 +24,7 @@ def _make(weight: Weight) -> Tensor:
     groups = -(-shape[1] // group)
     if scales.shape != (groups, shape[0]) or (zeros.dtype, zeros.shape) != ("I32", (groups, words.shape[1])):
         raise weight.odd()
-    turned = with_axis_last(words.recipe, words.shape, 4, 0, TILE_BYTES)
+    turned = replace(laid_of(words).turned(), tile_bytes=TILE_BYTES)
     grid = Grid(scales.recipe, Codes(scales.dtype), (1, group), turned=True)
     of_zeros = Grid(zeros.recipe, Codes("U4", _ORDER), (1, group), turned=True)
     return weight.made(Scaled(turned, Codes("U4", _ORDER, 4), shape, grid, scales.dtype, of_zeros))

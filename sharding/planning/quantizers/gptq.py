@@ -1,11 +1,12 @@
 """GPTQ, whose weights lie transposed in words of 2, 4 or 8 bits. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sharding.core.values import Tensor
 from sharding.planning.quantizers.format import NUMBERS, Format, Scheme, Weight, refusal
-from sharding.recipes.laid import with_axis_last
+from sharding.recipes.laid import laid_of
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
 TILE_BYTES = 28 << 20
@@ -25,7 +26,7 @@ def _make(weight: Weight) -> Tensor:
     fits = words.shape[1] == shape[0] and scales.shape[0] == groups
     if not fits or (zeros.dtype, zeros.shape) != ("I32", (groups, -(-shape[0] * bits // 32))):
         raise weight.odd()
-    turned = with_axis_last(words.recipe, words.shape, 4, 0, TILE_BYTES)
+    turned = replace(laid_of(words).turned(), tile_bytes=TILE_BYTES)
     grid = Grid(scales.recipe, Codes(scales.dtype), (1, group), turned=True)
     of_zeros = Grid(zeros.recipe, Codes(f"U{bits}{'+1' * scheme.zero}"), (1, group), turned=True)
     index = weight.recipe("g_idx")
