@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
+from sharding.core.text import count
+
 
 class Extent(NamedTuple):
     """Bytes `[start_byte, end_byte)` of `file` in a source. `source` is its number among the sources of a job."""
@@ -115,27 +117,17 @@ class Recipe:
         return None
 
     @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in memory while it is made."""
-        return False
-
-    @property
     def extra_bytes(self) -> int:
         """How many bytes it reads beyond those that it makes."""
         return 0
 
-    @property
-    def narrows(self) -> bool:
-        """Whether its dtype cannot hold all finite numbers that it may get."""
-        return False
-
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
-        return self.of.refusal(name, dtype, infinite)
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
 
-    def tolerance(self, dtype: str) -> "Recipe | None":
-        """Return the recipe for how far its numbers, as `dtype`, may be from another machine's. None: not at all."""
-        return None
+        Apart from a cast, only the merge of an adapter does that.
+        """
+        message = f"The merge would make {count(infinite, 'finite number')} of {name} infinite, or no number at all."
+        return message, "Check the adapter: its weights may be broken."
 
     @property
     def needs(self) -> str:

@@ -83,7 +83,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
 
 def may_overflow(tensors: Iterable[Tensor]) -> bool:
     """Return whether a cast of any of `tensors` may make finite numbers infinite."""
-    return any(tensor.recipe.narrows for tensor in tensors)
+    return any(isinstance(tensor.recipe, Cast) and tensor.recipe.narrows for tensor in tensors)
 
 
 def refuse_cast(draft: Draft) -> None:

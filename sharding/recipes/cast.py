@@ -9,6 +9,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
+from sharding.core.text import count
 from sharding.recipes.stored import made_by
 
 
@@ -69,20 +70,15 @@ class Cast(_Fields, Recipe):
         return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
 
     @property
-    @override
     def narrows(self) -> bool:
+        """Whether its dtype cannot hold all finite numbers that it may get."""
         return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
 
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        numbers, them = ("number", "it") if infinite == 1 else ("numbers", "them")
-        message = f"{name} has {infinite:,} finite {numbers} too large for {BY_NAME[dtype].torch}. The cast would make "
+        message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. The cast would "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
-        return f"{message}{them} infinite.", instead
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe | None:
-        return self.of.tolerance(dtype)
+        return f"{message}make {'it' if infinite == 1 else 'them'} infinite.", instead
 
     @property
     @override

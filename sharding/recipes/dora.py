@@ -10,8 +10,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.recipes.cast import np
-from sharding.recipes.low_rank import Term, Update, loaded, of_merge, rounded, tiles, widened, words_of
-from sharding.recipes.product import Spread, product
+from sharding.recipes.low_rank import Matrices, Term, Update, loaded, rounded, tiles, widened
 from sharding.recipes.stored import made_by
 
 
@@ -40,15 +39,6 @@ class Dora(Recipe):
         """Whether all of it is in memory while it is made."""
         return self.update.transposed or len(self.shape) > 2
 
-    @override
-    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        return of_merge(name, infinite)
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe:
-        made: Recipe = Recipe.kinds["Tolerance"](self, dtype)  # it knows this kind
-        return made
-
     @property
     @override
     def needs(self) -> str:
@@ -56,38 +46,29 @@ class Dora(Recipe):
 
     @override
     def reads(self) -> Iterator[Extent]:
-        for recipe in (*self.update.recipes, self.magnitude):
-            yield from recipe.reads()
+        yield from self.update.reads()
+        yield from self.magnitude.reads()
         yield from self.of.reads()
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
-        for weight, change, factor, spread in self.terms(inputs, kept):
-            with np.errstate(all="ignore"):
-                total = factor * (weight + change)
-            yield from rounded(weight, total, self.dtype, bool(spread and spread.is_unsure(weight, change, self.dtype)))
+        for term in self.terms(inputs, kept):
+            yield from rounded(term, self.dtype)
 
     def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change and its factor."""
-        update, (rows, columns) = self.update, (self.shape[0], prod(self.shape[1:]))
-        assert update.a is not None
-        a = loaded(update.a, update.a_dtype, inputs, kept).reshape(update.rank, -1)
-        b = loaded(update.b, update.b_dtype, inputs, kept).reshape(-1, update.rank)
+        rows, columns, update = self.shape[0], prod(self.shape[1:]), Matrices(self.update, inputs, kept)
         magnitude = loaded(self.magnitude, self.magnitude_dtype, inputs, kept)
         source, row_bytes = made_by(self.of, inputs, kept), columns * BY_NAME[self.dtype].bits // 8
-        for start, end in [(0, rows)] if self.is_whole else tiles(0, rows, row_bytes):
+        for start, end in [(0, rows)] if self.is_whole else tiles(rows, row_bytes):
             weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
-            of_rows = b if update.transposed else b[start:end]
-            change = product(of_rows, a)
-            change *= np.float32(update.scale)
-            spread = Spread(a, of_rows, update.scale, update.transposed)
+            term = update.term(weight, start, end)
             with np.errstate(all="ignore"):  # as torch divides by the norm of a row of zeros
-                if update.transposed:
-                    factor = magnitude / self._norms(weight.T, change)
-                    change = change.T
+                if self.update.transposed:
+                    factor = magnitude / self._norms(weight.T, term.change.T)
                 else:
-                    factor = (magnitude[start:end] / self._norms(weight, change)).reshape(-1, 1)
-            yield Term(weight, change, factor, spread)
+                    factor = (magnitude[start:end] / self._norms(weight, term.change)).reshape(-1, 1)
+            yield term._replace(factor=factor)
 
     def _norms(self, weight: Any, change: Any) -> Any:
         """Return the norm of each row of the sum. The layout of both in memory decides its last bits."""
@@ -101,5 +82,5 @@ class Dora(Recipe):
 
     @override
     def words(self, shape: tuple[int, ...]) -> str:
-        sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {words_of(self.update)}"
+        sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {self.update.words()}"
         return f"dora({sum_}; lengths {self.magnitude.words(())})"

@@ -15,7 +15,6 @@ from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.core.values import Tensor
 from sharding.recipes.cast import np
-from sharding.recipes.low_rank import of_merge
 from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
@@ -252,10 +251,6 @@ class Rows(Recipe):
     places: tuple[int, ...]
     row_bytes: int
     kind: Literal["rows"] = "rows"
-
-    @override
-    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        return of_merge(name, infinite)
 
     @override
     def reads(self) -> Iterator[Extent]:

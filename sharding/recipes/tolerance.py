@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import np
+from sharding.recipes.cast import Cast, np
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -23,7 +23,7 @@ class Tolerance(Recipe):
     Up to the first, another order of summation explains it. Beyond the second, nothing does. Between both, nobody can
     tell. Both are the sum of
 
-    - what the order of summation can change in this number (`product.spread_of`), for the first only up to a few units,
+    - what the order of summation can change in this number (`Spread.numbers`), for the first only up to a few units,
     - one unit in the last place of the weight's dtype for each time that PEFT rounds to it,
     - for a DoRA, `_OF_LENGTHS` units of float32 for the norm, the quotient and the product,
     - one unit in the last place of `dtype`, if the weight is cast.
@@ -56,7 +56,7 @@ class Tolerance(Recipe):
     def _allowed(self, term: Term) -> Iterator[Any]:
         merged = self.of
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
-        total, factor = term.weight + term.change, np.abs(term.factor)
+        total, factor = term.weight + term.change, np.float32(1) if term.factor is None else np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
         if isinstance(merged, Dora):
             spread = spread + np.abs(total) * _of_length(spread, total, axis=0 if merged.update.transposed else 1)
@@ -76,6 +76,13 @@ class Tolerance(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         return f"tolerance of {self.of.words(shape)}"
+
+
+def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
+    """Return how far the numbers of `recipe`, as `dtype`, may be from those of another machine. None: not at all."""
+    while isinstance(recipe, Cast):
+        recipe = recipe.of
+    return Tolerance(recipe, dtype) if isinstance(recipe, LowRank | Dora) else None
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:

@@ -17,6 +17,7 @@ from sharding.core.text import count
 from sharding.core.values import Shard, Tensor
 from sharding.core.verification import NOT_FINITE, Difference, Mismatch
 from sharding.recipes.cast import numbers
+from sharding.recipes.tolerance import tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making, Room
 from sharding.verify.digests import first_read, in_groups, shard_of
@@ -227,7 +228,7 @@ def compare_within(
         for mismatch in mismatches
         if (one := first.tensors.get(mismatch.tensor))
         and (other := second.tensors.get(mismatch.tensor))
-        and (allowed := one.recipe.tolerance(one.dtype))
+        and (allowed := tolerance_of(one.recipe, one.dtype))
         and (one.dtype, one.shape) == (other.dtype, other.shape)
     }
     lanes = Lanes("numbers", 2 * sum(tensors[0].bytes for tensors in groups.values()), 1)

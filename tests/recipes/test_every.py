@@ -34,7 +34,7 @@ SCALES = Stored(0, "scales", 0, 16)
 NUMBERS = Stored(0, "scales", 0, 128)
 """A matrix of 4 × 8 numbers in float32."""
 UPDATE = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 16), "BF16", "BF16", 2, 0.5, 0, 4)
-STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 2, 0, 2)
+STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 4, 2)
 OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scale": 0.25, "last_row": 3}
 OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
@@ -167,8 +167,7 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
         fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
         *(LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **{key: value}),)) for key, value in OTHER_UPDATES.items()),
-        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
-        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),
+        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, count=1),), is_stacked=True),
         LowRank(Stored(0, "scales", 128, 256), "F32", (4, 8), (UPDATE,)),
         Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "scales", 0, 16), "F32"),
         Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "a", 0, 8), "F16"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sharding.recipes.cast import Cast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
+from sharding.recipes.tolerance import tolerance_of
 from tests.promises import promise
 from tests.recipes.updates import DTYPES, Tensors
 
@@ -17,7 +18,7 @@ LAST_PLACES = {"F32": 2**-23, "BF16": 2**-7, "F16": 2**-10}
 
 def pairs(recipe: LowRank | Dora | Cast, dtype: str, file: Tensors) -> np.ndarray:
     """How far a number may be off without doubt, and beyond what it is wrong, for each number."""
-    allowed = recipe.tolerance(dtype)
+    allowed = tolerance_of(recipe, dtype)
     assert allowed
     data = b"".join(bytes(chunk.data) for chunk in file.chunks(allowed))
     both = np.frombuffer(data, np.float32).astype(np.float64).reshape(-1, 2).T
@@ -190,5 +191,5 @@ def test_no_attacker_finds_an_adapter_that_lets_wrong_numbers_pass(
 def test_only_a_weight_with_updates_has_a_tolerance() -> None:
     file = Tensors()
     recipe = merged(file, "F32", 1.0, 1.0)
-    assert recipe.tolerance("F32") and Cast(recipe, "F32", "BF16").tolerance("BF16")
-    assert not recipe.of.tolerance("F32") and not Cast(recipe.of, "F32", "BF16").tolerance("BF16")
+    assert tolerance_of(recipe, "F32") and tolerance_of(Cast(recipe, "F32", "BF16"), "BF16")
+    assert not tolerance_of(recipe.of, "F32") and not tolerance_of(Cast(recipe.of, "F32", "BF16"), "BF16")

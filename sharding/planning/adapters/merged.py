@@ -112,7 +112,7 @@ def _add_updates(work: Merging) -> None:
     experts = Experts(work)
     for module in sorted(modules, key=heads_last):
         _add(work, experts, module, modules[module])
-    doras = [tensor for tensor in work.tensors.values() if tensor.recipe.is_whole]
+    doras = [one for one in work.tensors.values() if isinstance(one.recipe, Dora) and one.recipe.is_whole]
     if doras:
         names = name_some([tensor.name for tensor in doras])
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
