@@ -174,6 +174,7 @@ class ShardWriter(Protocol):
 
     def abort(self) -> None:
         """Give up an unfinished shard. Any thread may call it, and it ends a `write` that waits for a network."""
+        return  # as for a shard that keeps nothing
 
 
 class ShardSink(Protocol):
@@ -196,6 +197,7 @@ class ShardSink(Protocol):
 
     def finished(self, file: str) -> ShardRecord | None:
         """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
+        return None
 
     def expect(self, sources: Sequence[Source], unchanged: Iterable[Extent]) -> None:
         """Prepare for shards made of `sources`, which hold the bytes `unchanged` of these. By default, do nothing."""
@@ -209,9 +211,11 @@ class ShardSink(Protocol):
 
         Several threads may call it at once.
         """
+        return
 
     def close(self) -> None:
         """Close the sink. Unfinished shards are lost."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
