@@ -50,7 +50,7 @@ UNCAST = st.one_of(
         Scaled, LYING, CODES, SHAPES, GRIDS, WORDS, st.none() | GRIDS, NUMBERS, *[FLOATS] * 2, *[st.none() | LYING] * 2
     ),
 )
-UPDATES = st.builds(Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, FLOATS, *[NUMBERS] * 3, *[st.booleans()] * 2)
+UPDATES = st.builds(Update, st.none() | LYING, LYING, *[WORDS] * 2, NUMBERS, FLOATS, *[NUMBERS] * 3, st.booleans())
 UPDATED = st.builds(
     LowRank, UNCAST, WORDS, SHAPES, st.lists(UPDATES, min_size=1, max_size=2).map(tuple), *[st.booleans()] * 2
 ) | st.builds(Dora, UNCAST, WORDS, SHAPES, UPDATES, LYING, WORDS)
