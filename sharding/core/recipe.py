@@ -1,5 +1,6 @@
 """The protocol of recipes: how the bytes of one tensor are made. Pure."""
 
+from collections import deque
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
@@ -42,7 +43,7 @@ class Feed:
         self._room = bytearray()
         # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
         # changed no number of it, and whether some of it is `unsure`.
-        self.overflowed, self.unchanged, self.unsure = 0, False, False
+        self.overflowed, self.unchanged, self.unsure = 0, True, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
@@ -63,9 +64,14 @@ class Feed:
             count -= len(piece)
             yield piece
 
+    def end(self) -> None:
+        """Go on to the end of a recipe that made it, because it ends before the next one reads."""
+        deque(self._chunks, maxlen=0)
+
     def _next(self) -> bytes | memoryview:
         chunk = next(self._chunks)
         if not isinstance(chunk, Chunk):
+            self.unchanged = False
             return chunk
         self.overflowed += chunk.overflowed
         self.unchanged = self.unchanged and chunk.unchanged

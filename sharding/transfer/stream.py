@@ -15,7 +15,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -157,26 +157,26 @@ def move_shards(
             if isinstance(piece, bytes):
                 output.write(piece)
                 continue
-            tensor, chunks = next(made)
-            digest, infinite, same, odd = blake3(), 0, True, False
+            tensor, feed = next(made)
+            digest = blake3()
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if phase == "transfer" else tensor.file
-            for data, count, is_same, is_odd in chunks:
-                infinite += count
-                same, odd = same and is_same, odd or is_odd
-                if infinite and not may_overflow:
+            for data in feed.pieces(tensor.bytes):
+                if feed.overflowed and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
                 take_turn(number, output.bytes)
                 output.write(data)
                 lanes.count(len(data), file)
-            if infinite and not may_overflow:
-                raise _refusal(tensor, infinite)
+            if feed.overflowed and not may_overflow:
+                message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, feed.overflowed)
+                hint += " Or add --allow-overflow, and the report counts them."
+                raise OverflowRefused(message, hint, Remedy("allow_overflow"))
             digests[tensor.name] = digest.hexdigest()
-            if infinite:
-                overflowed[tensor.name] = infinite
-            unchanged += [tensor.name] * bool(same and tensor.bytes)
-            unsure += [tensor.name] * odd
+            if feed.overflowed:
+                overflowed[tensor.name] = feed.overflowed
+            unchanged += [tensor.name] * bool(feed.unchanged and tensor.bytes)
+            unsure += [tensor.name] * feed.unsure
         output.flush()
         written[number].set()
         sha256 = writer.finish()
@@ -238,10 +238,3 @@ class _Output:
         if self._held:
             self._writer.write(bytes(self._held))
             self._held.clear()
-
-
-def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, infinite)
-    return OverflowRefused(
-        message, f"{hint} Or add --allow-overflow, and the report counts them.", Remedy("allow_overflow")
-    )

@@ -59,7 +59,7 @@ def test_the_first_error_is_raised_and_wakes_what_waits() -> None:
 
     def waits() -> int:
         try:
-            return lanes.result(pool, never)
+            return pool.result(never, lanes.go_on)
         except CancelledError:
             ended.set()
             raise
@@ -138,7 +138,7 @@ def test_a_task_ends_as_soon_as_nobody_waits_for_it(waits: bool) -> None:
             begun.set()
             while not give_up.is_set():
                 if waits:
-                    lanes.result(pool, never)
+                    pool.result(never, lanes.go_on)
                 lanes.count(1, "model.safetensors")
         except BaseException as error:
             ended.append(type(error))

@@ -17,7 +17,7 @@ from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.formats.torch_checkpoint import EMBEDDINGS
 from sharding.model_class.class_table import tied_names, ties
-from sharding.model_class.experts import is_fused_type
+from sharding.model_class.experts import FUSED
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
@@ -118,7 +118,7 @@ def _add_updates(work: Merging) -> None:
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
         hint = f"That takes about {format_bytes(16 * max(tensor.parameters for tensor in doras))} of memory for each."
         work.findings.append(Finding("info", "dora-whole", message, hint))
-    if is_fused_type(work.type):
+    if work.type in FUSED:
         refuse_some_experts(modules, work.model)
     for name, recipe in experts.recipes():
         work.tensors[name] = work.tensors[name]._replace(recipe=recipe)
@@ -148,7 +148,7 @@ def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rou
     is_embedding = "embedding_a" in kinds
     a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
     rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
-    if is_fused_type(work.type) and not is_embedding:
+    if work.type in FUSED and not is_embedding:
         # transformers 5 holds the router of these types in a module of its own.
         rounds_twice = rounds_twice or module.endswith(".gate") or bool(IN_FUSED.search(module))
         _refuse_pattern(work, module)
