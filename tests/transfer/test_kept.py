@@ -178,29 +178,6 @@ def test_pages_are_of_extents_and_of_nothing_beyond_the_last(small_pages: None) 
     assert source.noted == [("one", 190, 200)]
 
 
-def test_chunks_of_any_length_are_taken_in_any_other() -> None:
-    data = bytes(range(100))
-    cuts = [0, 1, 1, 8, 40, 41, 100]
-    feed = Feed(data[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
-    at = 0
-    for count in (0, 3, 30, 1, 1):
-        assert bytes(feed.take(count)) == data[at : at + count]
-        at += count
-    pieces = [bytes(piece) for piece in feed.pieces(60)]
-    assert b"".join(pieces) == data[at : at + 60] and all(pieces)
-    assert bytes(feed.take(5)) == data[95:]
-
-
-def test_what_is_taken_stays_as_it_is_until_the_next_is_taken() -> None:
-    chunk = bytearray(b"01234567")
-    feed = Feed(iter([memoryview(chunk), b"89"]))
-    assert bytes(feed.take(1)) == b"0"
-    taken = feed.take(5)
-    chunk[:] = b"........"
-    assert bytes(taken) == b"12345"
-    assert bytes(feed.take(4)) == b"..89"
-
-
 def test_chunks_that_are_only_passed_on_are_not_copied() -> None:
     chunk = bytes(1 << 16)
     (piece,) = Feed(iter([chunk])).pieces(1 << 16)
