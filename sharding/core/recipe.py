@@ -135,11 +135,6 @@ class Recipe:
         message = f"The merge would make {count(infinite, 'finite number')} of {name} infinite, or no number at all."
         return message, "Check the adapter: its weights may be broken."
 
-    @property
-    def needs(self) -> str:
-        """What of it needs an extra of this package, for a sentence, or ""."""
-        return ""
-
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""
         return frozenset((extent.source, extent.file) for extent in (*self.reads(), *self.keeps()))

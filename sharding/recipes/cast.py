@@ -69,21 +69,11 @@ class Cast(_Fields, Recipe):
     def extra_bytes(self) -> int:
         return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
 
-    @property
-    def narrows(self) -> bool:
-        """Whether its dtype cannot hold all finite numbers that it may get."""
-        return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
-
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
         message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. The cast would "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
         return f"{message}make {'it' if infinite == 1 else 'them'} infinite.", instead
-
-    @property
-    @override
-    def needs(self) -> str:
-        return self.of.needs
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
@@ -109,6 +99,18 @@ class Cast(_Fields, Recipe):
         'cast(F32 [3], f bytes 8–20)'
         """
         return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
+
+
+def uncast(recipe: Recipe) -> Recipe:
+    """Return what makes the numbers that a recipe casts, or the recipe if it casts none."""
+    while isinstance(recipe, Cast):
+        recipe = recipe.of
+    return recipe
+
+
+def narrows(recipe: Recipe) -> bool:
+    """Return whether the dtype of a recipe cannot hold all finite numbers that it casts."""
+    return isinstance(recipe, Cast) and BY_NAME[recipe.stored].largest > BY_NAME[recipe.dtype].largest
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

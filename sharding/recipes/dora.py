@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
-from sharding.recipes.cast import np
+from sharding.recipes.cast import np, uncast
 from sharding.recipes.low_rank import Matrices, Term, Update, loaded, rounded, tiles, widened
 from sharding.recipes.stored import made_by
 
@@ -34,16 +34,6 @@ class Dora(Recipe):
     magnitude_dtype: str
     kind: Literal["dora"] = "dora"
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in memory while it is made."""
-        return self.update.transposed or len(self.shape) > 2
-
-    @property
-    @override
-    def needs(self) -> str:
-        return "Merging a DoRA"
-
     @override
     def reads(self) -> Iterator[Extent]:
         yield from self.update.reads()
@@ -60,7 +50,7 @@ class Dora(Recipe):
         rows, columns, update = self.shape[0], prod(self.shape[1:]), Matrices(self.update, inputs, kept)
         magnitude = loaded(self.magnitude, self.magnitude_dtype, inputs, kept)
         source, row_bytes = made_by(self.of, inputs, kept), columns * BY_NAME[self.dtype].bits // 8
-        for start, end in [(0, rows)] if self.is_whole else tiles(rows, row_bytes):
+        for start, end in [(0, rows)] if is_whole(self) else tiles(rows, row_bytes):
             weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, columns)
             term = update.term(weight, start, end)
             with np.errstate(all="ignore"):  # as torch divides by the norm of a row of zeros
@@ -84,3 +74,13 @@ class Dora(Recipe):
     def words(self, shape: tuple[int, ...]) -> str:
         sum_ = f"{self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {self.update.words()}"
         return f"dora({sum_}; lengths {self.magnitude.words(())})"
+
+
+def is_whole(recipe: Recipe) -> bool:
+    """Return whether it is a DoRA that is in memory as a whole while it is made."""
+    return isinstance(recipe, Dora) and (recipe.update.transposed or len(recipe.shape) > 2)
+
+
+def needs_torch(recipe: Recipe) -> bool:
+    """Return whether torch is needed to make it."""
+    return isinstance(uncast(recipe), Dora)

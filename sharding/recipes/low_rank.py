@@ -171,7 +171,9 @@ class Matrices:
             a, b = (a[:, start:end], b) if is_turned else (a, b[start:end])
             change = product(b, a)
             change *= np.float32(scale)
-            return Term(weight, change.T if is_turned else change, Spread(a, b, scale, is_turned))
+            if is_turned:
+                return Term(weight, change.T, Spread(a.T, b.T, scale))
+            return Term(weight, change, Spread(b, a, scale))
 
 
 def tiles(rows: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple[int, int]]:

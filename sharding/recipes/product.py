@@ -82,12 +82,11 @@ def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """By how much the change `b @ a * scale` of some rows may differ in another order of summation."""
+    """By how much the change `left @ right * scale` of some rows may differ in another order of summation."""
 
-    a: Any
-    b: Any
+    left: Any
+    right: Any
     scale: float
-    transposed: bool = False
 
     def _factor(self, is_usual: bool) -> float:
         """Return the factor of the sum of all absolute products within which every order of summation stays.
@@ -97,22 +96,18 @@ class Spread:
         libraries, roundings mostly cancel, so the bound grows with the root of the rank (N. Higham and T. Mary, A new
         approach to probabilistic rounding error analysis, 2019).
         """
-        rank = len(self.a)
+        rank = len(self.right)
         return float(rank * 2**-23 * abs(self.scale)) / (math.sqrt(rank) if is_usual else 1)
 
     def numbers(self, *, is_usual: bool = False) -> Any:
         """Return it for each number, in any order or in a usual one. That takes as long as the change itself."""
         with np.errstate(all="ignore"):
-            sums = product(np.abs(self.b), np.abs(self.a))
-            return (sums.T if self.transposed else sums) * self._factor(is_usual)
+            return product(np.abs(self.left), np.abs(self.right)) * self._factor(is_usual)
 
     def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
         """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
         with np.errstate(all="ignore"):
-            if self.transposed:
-                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
-            else:
-                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
+            reach = np.abs(self.left) @ np.max(np.abs(self.right), axis=1, initial=0)
             reach = reach[:, None] * self._factor(is_usual=True)
             # `reach` is at least the spread of each number. With a few numbers of each row, most weights are done here.
             step = max(1, weight.shape[1] // _SAMPLED)

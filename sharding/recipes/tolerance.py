@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import Cast, np
+from sharding.recipes.cast import np, uncast
 from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
@@ -80,9 +80,8 @@ class Tolerance(Recipe):
 
 def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
     """Return how far the numbers of `recipe`, as `dtype`, may be from those of another machine. None: not at all."""
-    while isinstance(recipe, Cast):
-        recipe = recipe.of
-    return Tolerance(recipe, dtype) if isinstance(recipe, LowRank | Dora) else None
+    merged = uncast(recipe)
+    return Tolerance(merged, dtype) if isinstance(merged, LowRank | Dora) else None
 
 
 def _of_length(spread: Any, total: Any, axis: int) -> Any:

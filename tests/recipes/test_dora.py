@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.recipes import low_rank
-from sharding.recipes.dora import Dora
+from sharding.recipes.dora import Dora, is_whole
 from sharding.recipes.low_rank import MERGED_BYTES, Update
 from tests.folders import bits
 from tests.promises import promise
@@ -44,7 +44,7 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter)
     expected = bits(with_one_nan(total.to(weight.dtype)))[2]
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
-    assert recipe.is_whole == transposed
+    assert is_whole(recipe) == transposed
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])

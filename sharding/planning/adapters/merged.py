@@ -23,7 +23,7 @@ from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_ex
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
 from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help
-from sharding.recipes.dora import Dora
+from sharding.recipes.dora import Dora, is_whole
 from sharding.recipes.low_rank import Update
 
 _OF_QUANTIZED = re.compile(
@@ -112,7 +112,7 @@ def _add_updates(work: Merging) -> None:
     experts = Experts(work)
     for module in sorted(modules, key=heads_last):
         _add(work, experts, module, modules[module])
-    doras = [one for one in work.tensors.values() if isinstance(one.recipe, Dora) and one.recipe.is_whole]
+    doras = [tensor for tensor in work.tensors.values() if is_whole(tensor.recipe)]
     if doras:
         names = name_some([tensor.name for tensor in doras])
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
