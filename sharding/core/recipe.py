@@ -122,11 +122,6 @@ class Recipe:
         """Where its bytes are in one file, as they are. None if they are computed or put together."""
         return None
 
-    @property
-    def extra_bytes(self) -> int:
-        """How many bytes it reads beyond those that it makes."""
-        return 0
-
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
         """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
 

@@ -26,7 +26,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.gguf import plan_models
 from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
-from sharding.recipes.dora import needs_torch
+from sharding.recipes.low_rank import needs_torch
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:

@@ -64,11 +64,6 @@ class Cast(_Fields, Recipe):
     def size_bytes(self) -> int:
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
-    @property
-    @override
-    def extra_bytes(self) -> int:
-        return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
-
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
         message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. The cast would "
@@ -111,6 +106,12 @@ def uncast(recipe: Recipe) -> Recipe:
 def narrows(recipe: Recipe) -> bool:
     """Return whether the dtype of a recipe cannot hold all finite numbers that it casts."""
     return isinstance(recipe, Cast) and BY_NAME[recipe.stored].largest > BY_NAME[recipe.dtype].largest
+
+
+def extra_bytes(recipe: Recipe) -> int:
+    """Return how many bytes a cast reads beyond those that it makes."""
+    is_read = isinstance(recipe, Cast) and recipe.of.place is not None
+    return max(0, recipe.of.size_bytes - recipe.size_bytes) if is_read else 0
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

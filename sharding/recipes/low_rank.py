@@ -1,4 +1,4 @@
-"""Add the low-rank updates of a LoRA to a weight, as PEFT merges them."""
+"""Add the low-rank updates of a LoRA or a DoRA to a weight, as PEFT merges them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
 from sharding.core.text import count
-from sharding.recipes.cast import np, numbers, numpy_dtype, settle
+from sharding.recipes.cast import np, numbers, numpy_dtype, settle, uncast
 from sharding.recipes.product import Spread, product
 from sharding.recipes.stored import Stored, made_by
 
@@ -81,6 +81,11 @@ class LowRank(Recipe):
     Each sum is computed in float32 (float64 for F64) and rounded once to `dtype`. With `rounds_twice`, the change is
     rounded to `dtype` before it is added. A weight that `is_stacked` has the rows of a matrix for each index of its
     first dimension; any other has one row for each. Dtypes are named as in safetensors.
+
+    With `magnitude`, the lengths of the outputs, it is a DoRA with a single update. With the sum `v` of weight and
+    change, the result is then `magnitude / norm(v) * v`. The norm of each output is torch's, because numpy's has other
+    bits, so `make` needs torch. A weight of a convolution has the outputs in its first dimension. The formulas are
+    those of PEFT 0.21 (`tuners/lora/variants.py` and `dora.py`).
     """
 
     of: Recipe
@@ -89,6 +94,8 @@ class LowRank(Recipe):
     updates: tuple[Update, ...]
     is_stacked: bool = False
     rounds_twice: bool = False
+    magnitude: Recipe | None = None
+    magnitude_dtype: str = ""
     kind: Literal["low_rank"] = "low_rank"
 
     @override
@@ -96,6 +103,7 @@ class LowRank(Recipe):
         if not self.is_in_turn:
             for update in self.updates:
                 yield from update.reads()
+            yield from self.magnitude.reads() if self.magnitude else ()
             yield from self.of.reads()
             return
         assert isinstance(self.of, Stored)
@@ -117,20 +125,41 @@ class LowRank(Recipe):
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
         for term in self.terms(inputs, kept):
-            yield from rounded(term, self.dtype, self.rounds_twice)
+            yield from _rounded(term, self.dtype, self.rounds_twice)
 
     def terms(self, inputs: Feed, kept: Kept) -> Iterator[Term]:
         """Yield the rows of the weight in order, some at a time, each with its change."""
         changes: Iterator[Matrices] = (Matrices(update, inputs, kept) for update in self.updates)
         changes = changes if self.is_in_turn else iter(list(changes))
+        lengths = _loaded(self.magnitude, self.magnitude_dtype, inputs, kept) if self.magnitude else None
         source, row_bytes = made_by(self.of, inputs, kept), self._columns * BY_NAME[self.dtype].bits // 8
         for update, rows in self._parts():
             change = None  # the last one is free before the next one is read
             change, matrices = (next(changes), update.count) if update else (None, 1)
             for matrix in range(matrices):
-                for start, end in tiles(rows // matrices, row_bytes, bool(update and update.transposed)):
-                    weight = widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, self._columns)
-                    yield change.term(weight, start, end, matrix) if change else Term(weight)
+                is_turned = update is not None and update.transposed
+                for start, end in [(0, rows)] if is_whole(self) else tiles(rows // matrices, row_bytes, is_turned):
+                    weight = _widened(source.take((end - start) * row_bytes), self.dtype).reshape(-1, self._columns)
+                    term = change.term(weight, start, end, matrix) if change else Term(weight)
+                    if lengths is not None:
+                        term = self._lengthened(term, lengths if is_turned else lengths[start:end].reshape(-1, 1))
+                    yield term
+
+    def _lengthened(self, term: Term, lengths: Any) -> Term:
+        """Return a term of a DoRA with its factor. The layout of both parts in memory decides the norms' last bits."""
+        import torch
+
+        weight, change = term.weight, term.change
+        if self.updates[0].transposed:
+            weight, change = weight.T, change.T
+        total = torch.from_numpy(weight) + torch.from_numpy(change)
+        if len(self.shape) > 2:
+            total = total.reshape(-1, *self.shape[1:])
+            norms = total.norm(p=2, dim=tuple(range(1, len(self.shape))))
+        else:
+            norms = torch.linalg.norm(total, dim=1)
+        with np.errstate(all="ignore"):  # as torch divides by the norm of a row of zeros
+            return term._replace(factor=lengths / norms.numpy().reshape(lengths.shape))
 
     def _parts(self) -> Iterator[tuple[Update | None, int]]:
         """Yield how many rows each update has, in order, and those between them, which have none."""
@@ -146,7 +175,8 @@ class LowRank(Recipe):
     @override
     def words(self, shape: tuple[int, ...]) -> str:
         more = f" and {count(len(self.updates) - 1, 'more update')}" if len(self.updates) > 1 else ""
-        return f"add({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {self.updates[0].words()}{more})"
+        how, more = ("dora", f"; lengths {self.magnitude.words(())}") if self.magnitude else ("add", more)
+        return f"{how}({self.dtype} {list(self.shape)}, {self.of.words(self.shape)}; {self.updates[0].words()}{more})"
 
 
 class Matrices:
@@ -156,8 +186,8 @@ class Matrices:
         self._update, rank, self._a = update, 1, None
         if update.a:
             rank = update.rank
-            self._a = loaded(update.a, update.a_dtype, inputs, kept).reshape(update.count, rank, -1)
-        b = loaded(update.b, update.b_dtype, inputs, kept)
+            self._a = _loaded(update.a, update.a_dtype, inputs, kept).reshape(update.count, rank, -1)
+        b = _loaded(update.b, update.b_dtype, inputs, kept)
         b = b.reshape(-1, update.count, rank).swapaxes(1, 2) if update.is_grouped else b.reshape(-1, rank, update.count)
         self._b = b
 
@@ -191,7 +221,7 @@ def tiles(rows: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple
         start = end
 
 
-def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
+def _loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
     """Return all numbers of `recipe` in memory, as float32."""
     source, item = made_by(recipe, inputs, kept), BY_NAME[dtype].bits // 8
     array = np.empty(recipe.size_bytes // item, np.float32)
@@ -202,12 +232,12 @@ def loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
     return array
 
 
-def widened(data: memoryview, dtype: str) -> Any:
+def _widened(data: memoryview, dtype: str) -> Any:
     """Return numbers in the dtype in which torch adds a float32 to them."""
     return numbers(data, dtype).astype(np.float64 if dtype == "F64" else np.float32)
 
 
-def rounded(term: Term, dtype: str, is_twice: bool = False) -> Iterator[Chunk]:
+def _rounded(term: Term, dtype: str, is_twice: bool = False) -> Iterator[Chunk]:
     """Yield the merged numbers in `dtype`. If `is_twice`, round the change too. Count those that became infinite."""
     weight, change, spread, factor = term
     is_unsure = spread is not None and spread.is_unsure(weight, change, dtype)
@@ -228,3 +258,16 @@ def rounded(term: Term, dtype: str, is_twice: bool = False) -> Iterator[Chunk]:
     data = bits.view(np.uint8).data.cast("B")
     for start in range(0, len(data), BATCH_BYTES):
         yield Chunk(data[start : start + BATCH_BYTES], 0 if start else overflowed, unchanged, is_unsure)
+
+
+def is_whole(recipe: Recipe) -> bool:
+    """Return whether it is in memory as a whole: a DoRA in which the norm of an output is over all rows."""
+    if not isinstance(recipe, LowRank) or recipe.magnitude is None:
+        return False
+    return recipe.updates[0].transposed or len(recipe.shape) > 2
+
+
+def needs_torch(recipe: Recipe) -> bool:
+    """Return whether torch is needed to make it."""
+    merged = uncast(recipe)
+    return isinstance(merged, LowRank) and merged.magnitude is not None

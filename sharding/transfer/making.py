@@ -16,6 +16,7 @@ from sharding.core.protocols import Source
 from sharding.core.recipe import Extent, Feed
 from sharding.core.threads import Threads
 from sharding.core.values import Shard, Tensor
+from sharding.recipes.cast import extra_bytes
 from sharding.recipes.stored import made_by
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
@@ -150,7 +151,7 @@ class Making:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
         # Batches are larger by as much as a shard takes more bytes than it makes.
-        narrowing = 1 + sum(tensor.recipe.extra_bytes for tensor in shard.tensors) // max(1, shard.bytes)
+        narrowing = 1 + sum(extra_bytes(tensor.recipe) for tensor in shard.tensors) // max(1, shard.bytes)
         batch_bytes = max(source.batch_bytes for source in self._sources) * narrowing
         batches = read_batches(extents, batch_bytes, max(source.join_gap_bytes for source in self._sources))
         if not self._batches_ahead:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.recipes import low_rank
-from sharding.recipes.dora import Dora, is_whole
-from sharding.recipes.low_rank import MERGED_BYTES, Update
+from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, is_whole
 from tests.folders import bits
 from tests.promises import promise
 from tests.recipes.executor import bytes_of
@@ -41,7 +40,7 @@ def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
     norm = torch.linalg.norm((weight.T if transposed else weight) + change, dim=1)
     factors = (magnitude.float() / norm).view(-1, 1)
     total = factors.T * (weight + change.T) if transposed else factors * (weight + change)
-    recipe = Dora(of, dtype, (rows, columns), update, of_m, adapter)
+    recipe = LowRank(of, dtype, (rows, columns), (update,), magnitude=of_m, magnitude_dtype=adapter)
     expected = bits(with_one_nan(total.to(weight.dtype)))[2]
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
     assert is_whole(recipe) == transposed
@@ -54,7 +53,8 @@ def test_a_convolution_has_one_length_for_each_output(dtype: str) -> None:
     a, b = random((5, 4, 3, 3), "F32", generator), random((9, 5, 1, 1), "F32", generator)
     magnitude = random((1, 9, 1, 1), "F32", generator)
     update = Update(file.add(a), file.add(b), "F32", "F32", 5, 1.5, 0, 9)
-    recipe = Dora(file.add(weight), dtype, (9, 4, 3, 3), update, file.add(magnitude), "F32")
+    of, lengths = file.add(weight), {"magnitude": file.add(magnitude), "magnitude_dtype": "F32"}
+    recipe = LowRank(of, dtype, (9, 4, 3, 3), (update,), **lengths)  # type: ignore[arg-type]
     change = ((b.flatten(1) @ a.flatten(1)) * 1.5).reshape(weight.shape)
     norm = (weight + change).norm(p=2, dim=(1, 2, 3))
     total = (magnitude.flatten() / norm).view(-1, 1, 1, 1) * (weight + change)
@@ -66,7 +66,8 @@ def test_numbers_that_become_infinite_are_counted_and_a_row_of_zeros_becomes_no_
     weight[2] = 0
     update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(3, 1)), "F32", "F32", 1, 1.0, 0, 3)
     magnitude = file.add(torch.tensor([1.0, 3e5, 1.0]))
-    (chunk,) = file.chunks(Dora(file.add(weight), "F16", (3, 4), update, magnitude, "F32"))
+    recipe = LowRank(file.add(weight), "F16", (3, 4), (update,), magnitude=magnitude, magnitude_dtype="F32")
+    (chunk,) = file.chunks(recipe)
     assert chunk.overflowed == 8
     expected = torch.tensor([[0.5] * 4, [float("inf")] * 4, [float("nan")] * 4], dtype=torch.float16)
     assert bytes(chunk.data) == bits(expected)[2]

@@ -23,8 +23,7 @@ from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_ex
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
 from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help
-from sharding.recipes.dora import Dora, is_whole
-from sharding.recipes.low_rank import Update
+from sharding.recipes.low_rank import LowRank, Update, is_whole
 
 _OF_QUANTIZED = re.compile(
     r"(?:-unsloth)?(?:-bnb)?-(?:4|8)bits?(?![a-z0-9]).*$|-(?:gptq|awq|int4|int8|w4a16)(?![a-z0-9]).*$", re.IGNORECASE
@@ -181,7 +180,7 @@ def _add_to_bias(work: Merging, module: str, bias: Tensor, a: Tensor) -> None:
     work.tensors[name] = old._replace(recipe=work.low_rank(old, (update,), rounds_twice=False))
 
 
-def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
+def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> LowRank:
     if not (magnitude := kinds.get("magnitude")):
         message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
         raise SourceError(message, merging.SAVE_AGAIN)
@@ -189,7 +188,7 @@ def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds)
         raise work.other_shape(old, magnitude)
     merging.refuse_odd(old, magnitude)
     of = old.recipe, old.dtype, old.shape
-    return Dora(*of, update, magnitude.recipe, magnitude.dtype)
+    return LowRank(*of, (update,), magnitude=magnitude.recipe, magnitude_dtype=magnitude.dtype)
 
 
 def _refuse_pattern(work: Merging, module: str) -> None:
