@@ -52,6 +52,8 @@ class Writer(ShardWriter):
 class Sink(ShardSink):
     """A sink in memory, which counts how many shards are open."""
 
+    shards_at_once = 2
+
     def __init__(self, at_once: int = 2) -> None:
         self.shards_at_once = self.writes_at_once = at_once
         self.records: list[ShardRecord] = []
