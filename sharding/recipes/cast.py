@@ -66,9 +66,9 @@ class Cast(_Fields, Recipe):
 
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. The cast would "
+        message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
-        return f"{message}make {'it' if infinite == 1 else 'them'} infinite.", instead
+        return f"{message}The cast would make {'it' if infinite == 1 else 'them'} infinite.", instead
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
