@@ -48,7 +48,8 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.alike.advice import MEND, advised, named_like
+from sharding.planning.alike.alike import named_like
+from sharding.planning.alike.told import MEND, advised
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned
@@ -264,7 +265,7 @@ def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub)
     """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
     sentences: tuple[str, ...] = ()
     with suppress(ShardingError):  # the base may be a secret, gone, or no model
-        if named := read_card_base(origin, {file.path: file for file in origin.files}):
+        if named := read_card_base(origin):
             sentences = advised(checkpoint, read_checkpoint(open_inputs({"model": named}, hub)), (source, named))
     if not sentences:
         return checkpoint

@@ -29,7 +29,9 @@ class FileFormat(Protocol):
         """
 
     def indexes(self, plan: Plan) -> list[str]:
-        """Return the paths of the indexes of a copy."""
+        """Return the paths of the indexes of a copy, by default none."""
+        return []
 
     def beside(self, plan: Plan) -> Mapping[str, bytes]:
         """Return the content of each of these indexes."""
+        return {}

@@ -77,6 +77,11 @@ class Files(Protocol):
         """The places that they come from, in the order of their numbers."""
         return (self.ref,)
 
+    @property
+    def by_path(self) -> dict[str, FileEntry]:
+        """The files by their paths."""
+        return {file.path: file for file in self.files}
+
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
 

@@ -15,6 +15,16 @@ from sharding.core.values import Tensor
 TABLE = Path(__file__).with_name("class_table.json")
 OF_DIFFUSERS = TABLE.with_name("diffusers_table.json")
 
+EMBEDDINGS = re.compile(
+    r"(?:^|[./])(?:embed_tokens|shared|wte|word_embeddings?|tok_embeddings|embeddings|embed_in|tokens_embed|w)\.weight$"
+)
+HEADS = re.compile(
+    r"(?:^|[./])(?:(?:\w+_)?head|(?:(?:lm_)?head|(?:cls\.)?predictions)\.decoder|decoder|output|embed_out|proj_out|out_proj"
+    r"|lm_loss|output_projection|vocab_projector|proj)\.weight$"
+)
+HEAD_BIASES = re.compile(r"(?:^|[./])(?:predictions|(?:\w+_)?head)\.(?:decoder\.)?bias$")
+"""Names of tied tensors in `_tied_weights_keys` of the classes of transformers 5.23, except for a few rare ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnownClass:

@@ -15,8 +15,7 @@ from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, parse_config
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
-from sharding.formats.torch_checkpoint import EMBEDDINGS
-from sharding.model_class.class_table import tied_names, ties
+from sharding.model_class.class_table import EMBEDDINGS, tied_names, ties
 from sharding.model_class.experts import FUSED
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts
@@ -226,12 +225,8 @@ def _result(work: Merging) -> Draft:
     if work.settings:
         configs = {**draft.configs, "": json.dumps(_with_settings(work.model, work.settings))}
         draft = replace(draft, configs=configs, reconfigured=draft.reconfigured | {""})
-    components = tuple(
-        component if component.folder else replace(component, total_parameters=None) for component in draft.components
-    )
     findings = (*draft.findings, *work.findings, *_findings(work, merge))
-    made = (*draft.made, merge)
-    return replace(draft, tensors=tensors, components=components, findings=findings, made=made)
+    return replace(draft, tensors=tensors, findings=findings, made=(*draft.made, merge))
 
 
 def _findings(work: Merging, merge: Change) -> Iterator[Finding]:

@@ -154,11 +154,8 @@ def in_memory(name: str) -> str:
 
 def _are_turned(fused: Mapping[str, Tensor]) -> bool | None:
     """Return whether fused experts have inputs before outputs, as their shapes tell; None if they do not."""
-    down = fused.get("down_proj")
-    if down is None:
-        return None
-    first = fused.get("gate_up_proj") or fused.get("up_proj")
-    if first is None:
+    down, first = fused.get("down_proj"), fused.get("gate_up_proj") or fused.get("up_proj")
+    if down is None or first is None:
         return None
     times = 2 if "gate_up_proj" in fused else 1
     if (first.shape[1], first.shape[2]) == (times * down.shape[2], down.shape[1]):
