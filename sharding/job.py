@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from sharding.checkpoint.documents import read_card_base
 from sharding.checkpoint.gguf import EVERY
 from sharding.checkpoint.read import read_checkpoint, read_inputs
+from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
 from sharding.core.errors import OverflowRefused, Refused, ShardingError, SourceError
@@ -39,8 +40,9 @@ from sharding.loading.compare import how_to_load as how_to_load
 from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
-from sharding.planning.alike.advice import like_base, unlike_base
-from sharding.planning.dequantize import offering
+from sharding.planning.alike.alike import named_like
+from sharding.planning.alike.told import unlike_base
+from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned
 from sharding.report.comparison import draw_memory
@@ -245,7 +247,7 @@ def _steps(
 def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub) -> Content:
     """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
     with suppress(ShardingError):  # the base may be a secret, gone, or no model
-        if named := read_card_base(origin, {file.path: file for file in origin.files}):
+        if named := read_card_base(origin):
             base = read_checkpoint(open_inputs({"model": named}, hub))
             findings = (*checkpoint.findings, *unlike_base(checkpoint, base, (source, named)))
             return replace(checkpoint, findings=findings)
@@ -328,7 +330,9 @@ def _read(origin: Inputs, options: Options, most_tensors: int = MAX_TENSORS, mos
     base = origin.of("base")
     if base is None or checkpoint.format == "gguf":
         return checkpoint
-    return like_base(checkpoint, read_checkpoint(base, most_tensors=most_tensors))
+    trained = read_checkpoint(base, most_tensors=most_tensors)
+    after = ordinary(trained)
+    return compare_with_base(named_like(checkpoint, trained), trained, after.tensors if after else None)
 
 
 def _refuse(request: Request) -> None:

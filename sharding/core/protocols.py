@@ -87,6 +87,11 @@ class Files(Protocol):
         """The places that they come from, in the order of their numbers."""
         return (self.ref,)
 
+    @property
+    def by_path(self) -> dict[str, FileEntry]:
+        """The files by their paths."""
+        return {file.path: file for file in self.files}
+
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
 
@@ -184,6 +189,7 @@ class ShardWriter(Protocol):
 
     def abort(self) -> None:
         """Give up an unfinished shard. Any thread may call it, and it ends a `write` that waits for a network."""
+        return  # as for a shard that keeps nothing
 
 
 class ShardSink(Protocol):
@@ -206,6 +212,7 @@ class ShardSink(Protocol):
 
     def finished(self, file: str) -> ShardRecord | None:
         """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
+        return None
 
     def expect(self, sources: Sequence[Source], unchanged: Iterable[Extent]) -> None:
         """Prepare for shards made of `sources`, which hold the bytes `unchanged` of these. By default, do nothing."""
@@ -219,9 +226,11 @@ class ShardSink(Protocol):
 
         Several threads may call it at once.
         """
+        return
 
     def close(self) -> None:
         """Close the sink. Unfinished shards are lost."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +335,9 @@ class FileFormat(Protocol):
         """
 
     def indexes(self, plan: Plan) -> list[str]:
-        """Return the paths of the indexes of a copy."""
+        """Return the paths of the indexes of a copy, by default none."""
+        return []
 
     def beside(self, plan: Plan) -> Mapping[str, bytes]:
         """Return the content of each of these indexes."""
+        return {}

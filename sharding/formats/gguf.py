@@ -384,14 +384,6 @@ class Gguf(FileFormat):
             raise HeaderError(f"{shard.file} cannot be read: {error}.", _HINT) from error
         return {name: TensorDigest(dtype, shape, "") for name, dtype, shape, *_ in header.tensors}, {}
 
-    @override
-    def indexes(self, plan: Plan) -> list[str]:
-        return []
-
-    @override
-    def beside(self, plan: Plan) -> dict[str, bytes]:
-        return {}
-
 
 def _laid(plan: Plan, shard: Shard) -> tuple[bytes, int, tuple[bytes, ...]]:
     """Return the header of a file, its alignment, and the bytes behind each tensor if these are not just zeros."""

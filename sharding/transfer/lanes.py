@@ -120,17 +120,13 @@ class Lanes:
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
-        """Count `size` more bytes of `file`. Ends the task if nobody waits for it any more."""
-        self._go_on()
+        """Count `size` more bytes of `file`, and `go_on`."""
+        self.go_on()
         with self._lock:
             self._uncounted += size
             self._file = file
             if file:
                 self._files[file] = self._files.get(file, 0) + size
-
-    def result(self, pool: Threads, future: Future[_T]) -> _T:
-        """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
-        return pool.result(future, self._go_on)
 
     def run(
         self, tasks: Iterable[Callable[[], _T]], on_stop: Callable[[], None] | None = None
@@ -166,14 +162,15 @@ class Lanes:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _unless_stopped(self, task: Callable[[], _T]) -> _T:
-        self._go_on()
+        self.go_on()
         try:
             return task()
         except BaseException:
             self._is_stopped = True
             raise
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """End the task if nobody waits for it any more."""
         if self._is_stopped:
             raise CancelledError
 

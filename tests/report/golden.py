@@ -31,7 +31,6 @@ from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.explain import sentence
 from sharding.recipes.cast import Cast
-from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
 from sharding.report.card import write_card
@@ -249,7 +248,7 @@ def read() -> Parts:
         "cast": Cast(at, "F32", "BF16"),
         "dequantized": fp8(at, at, "F32", (10, 10), (128, 128), "BF16"),
         "merged": LowRank(at, "F32", (10, 10), (update, update)),
-        "DoRA": Dora(at, "F32", (10, 10), update, at, "F32"),
+        "DoRA": LowRank(at, "F32", (10, 10), (update,), magnitude=at, magnitude_dtype="F32"),
     }
     shown = {name: sentence(Tensor(name, "F32", (10, 10), recipe)) for name, recipe in recipes.items()}
     yield "recipes", terminal(lambda view: view.event(((), None, shown)))
