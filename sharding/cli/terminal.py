@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, assert_never
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -154,29 +154,11 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
         self._end_bar()
-        outcome, done = verification.outcome, phrase(verification.made)
-        all_, style = f"all {count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "yellow"
-        match outcome.kind:
-            case "identical":
-                style = "yellow" if verification.unreached else "green"
-                self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
-            case "unstated":
-                self._say(f"Matches what was read{done}: {all_}", style)
-            case "stated":
-                self._say(
-                    f"The Hub states the hashes of what was sent{done}; {verification.sample} read again: {all_}", style
-                )
-            case "within":
-                same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
-                self._say(f"{same}: {all_}", style)
-            case "undecided":
-                pass
-            case "different":
-                self._say(f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.", "bold red")
-            case _:
-                assert_never(outcome.kind)
-        if verification.undecided:
-            self._say(undecided_sentence(verification.undecided), style)
+        kind = verification.outcome.kind
+        is_good = kind == "identical" and not verification.unreached
+        self._say(verification.sentence, "green" if is_good else "bold red" if kind == "different" else "yellow")
+        if kind == "different" and verification.undecided:
+            self._say(undecided_sentence(verification.undecided), "yellow")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
         for sentence in verification.advice:

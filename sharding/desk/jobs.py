@@ -13,9 +13,8 @@ from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, m
 from sharding.core.errors import Remedy
 from sharding.core.events import Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
-from sharding.core.made import phrase
 from sharding.core.options import Request
-from sharding.core.text import count, duration, format_bytes, undecided_sentence, within_words, without_revision
+from sharding.core.text import duration, format_bytes, without_revision
 from sharding.core.verification import Outcome, Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
@@ -223,23 +222,11 @@ class History:
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
                 self.verification = event
-                outcome, done = event.outcome, phrase(event.made)
-                if event.holds and outcome.kind != "stated":
+                kind = event.outcome.kind
+                if event.holds and kind != "stated":
                     self.reread = dict(self._sizes)
-                match outcome.kind:
-                    case "identical":
-                        return f"Verified: all {event.tensors:,} tensors are bit-identical to the source's{done}."
-                    case "unstated":
-                        return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
-                    case "stated":
-                        return f"The Hub states the hashes of what was sent{done}; {event.sample} read again."
-                    case "within":
-                        return f"Verified: {within_words(event.tensors, outcome.tensors)}."
-                    case "undecided":
-                        return undecided_sentence(outcome.tensors)
-                    case "different":
-                        so = ", so the copy is not published" * bool(self.planned)  # a comparison has no plan
-                        return f"Verification found {count(outcome.tensors, 'difference')}{so}."
+                is_kept_back = kind == "different" and self.planned  # a comparison has no plan
+                return event.sentence + " The copy is not published." * bool(is_kept_back)
             case Probed():
                 self.loads = ((self.loads or (0, 0))[0] + 1, event.loads)
                 name = "the original" if event.side == "original" else "the copy"
