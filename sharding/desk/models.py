@@ -19,7 +19,7 @@ from sharding.core.options import Options, Request
 from sharding.core.origin import Role
 from sharding.core.threads import readers
 from sharding.core.values import Content, Plan
-from sharding.desk.gauge import this_machine
+from sharding.desk.forecast import this_machine
 from sharding.desk.overview import Overview, ask_overview
 from sharding.desk.questions import Kept, Questions, answered, forget_old, result_of
 from sharding.model_class.architecture import hints_for, stored_names

@@ -14,8 +14,7 @@ from sharding.core.errors import SourceError
 from sharding.core.made import Made
 from sharding.core.values import Content
 from sharding.core.verification import Evidence, Outcome
-from sharding.desk.judgement import Results
-from sharding.desk.verdicts import Reading, Verdict, Verdicts
+from sharding.desk.judgement import Reading, Results, Verdict, Verdicts
 from sharding.page.result_panels import is_proved
 from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
