@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sharding.core.environment import as_called
 from sharding.core.errors import ShardingError
-from sharding.core.events import Phase, Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.events import PHASES, Phase, Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.made import phrase
 from sharding.core.protocols import Discarded
 from sharding.core.text import (
@@ -38,13 +38,6 @@ from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5  # The most files that one line names.
-_PHASES = {
-    "check": "checking what is there",
-    "transfer": "writing shards",
-    "verify": "verifying",
-    "numbers": "comparing numbers",
-    "fetch": "fetching the files",
-}
 _TOGETHER = {"transfer", "verify"}  # The phases that go on side by side.
 
 
@@ -246,7 +239,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._end_bar()
 
     def _draw(self, event: Progress) -> None:
-        words = _PHASES[event.phase]
+        words = PHASES[event.phase]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
             words += f": {count(len(event.workers), 'worker')}, {memory}"

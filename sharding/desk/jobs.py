@@ -11,7 +11,7 @@ from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.errors import Remedy
-from sharding.core.events import Progress, Published, ShardFinished
+from sharding.core.events import PHASES, Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
 from sharding.core.options import Request
 from sharding.core.text import duration, format_bytes, without_revision
@@ -211,7 +211,7 @@ class History:
                 begins = self.progress is None or self.progress.phase != event.phase
                 self.progress = event
                 self._sum(event, begins)
-                return _PHASES[event.phase] if begins else ""
+                return f"{PHASES[event.phase].capitalize()}." if begins else ""
             case ShardFinished():
                 if len(self.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
@@ -278,14 +278,6 @@ def status_of(
     known |= {one.name: getattr(record, one.name) for one in fields(record)}
     return JobStatus(**known, position=position, seconds_until_start=seconds_until_start)
 
-
-_PHASES = {
-    "check": "Checking the files that an earlier run finished.",
-    "transfer": "Writing the files.",
-    "verify": "Reading the copy again to verify it.",
-    "numbers": "Comparing the numbers that differ.",
-    "fetch": "Fetching the files to load.",
-}
 
 _NOTED: dict[type[JobEvent], str] = {
     PlanMade: "planned",

@@ -184,7 +184,7 @@ def test_what_a_plan_reads_of_weights_is_read_once_for_all_who_ask_and_for_one_a
             return usual(headers, *given, most_bytes=most_bytes, **more)
         reading += 1
         most = max(most, reading)
-        until(lambda: read or sum(len(each.callers) for each in desk.models._weights._questions.values()) == 4)
+        until(lambda: read or sum(len(each.callers) for each in desk.models._weights._kept.values()) == 4)
         found = usual(headers, *given, most_bytes=most_bytes, **more)
         read.append(found.beside[0].repo_id)
         reading -= 1
@@ -223,7 +223,7 @@ def test_a_merged_result_is_held_to_base_and_adapter_also_for_visitors_who_ask_a
     usual, judged = judgement.judge, list[Trust]()
 
     def after_both_are_asked(*given: Any) -> Trust:
-        until(lambda: judged or len(desk.models._large._questions) == 2)
+        until(lambda: judged or len(desk.models._large._kept) == 2)
         judged.append(usual(*given))
         return judged[-1]
 
