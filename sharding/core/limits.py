@@ -10,9 +10,7 @@ MAX_HEADER_BYTES = 100_000_000  # Largest safetensors header, as in safetensors 
 MAX_HEADER_DEPTH = 127  # Deepest nesting of JSON in a header, as in the safetensors reader (serde_json stops at 128).
 MAX_INDEX_BYTES = 100_000_000  # Largest index. One of 300,000 tensors takes about 40 MB.
 MAX_CONFIG_BYTES = 10_000_000  # Largest config.json. Real ones have kilobytes.
-# Most JSON values in a config.json. One with the names of 21,000 classes has 42,000. Without this limit, three
-# million empty lists would take 240 MB.
-MAX_CONFIG_VALUES = 500_000
+MAX_CONFIG_VALUES = 500_000  # Most JSON values in a config.json. One with the names of 21,000 classes has 42,000.
 MAX_PATTERN_CHARACTERS = 5_000  # Longest expression in an adapter_config.json. The longest known have about 1000.
 MAX_REPEATS = 1000  # Largest number in braces of such an expression. Compiling larger ones can take gigabytes.
 MAX_MATCHES = 2_000_000  # Most matches of expressions with modules for one adapter. 400 for 400 modules take 320,000.
@@ -29,40 +27,28 @@ MAX_METADATA_VALUES = 100_000  # Most values in the metadata of a model card. Mo
 MAX_METADATA_DEPTH = 20  # Deepest nesting in the metadata of a model card. Deeper metadata takes long to parse.
 MAX_CARD_BYTES = 1_000_000  # Longest model card whose text goes into the card of the copy. Real ones have kilobytes.
 MAX_SIDE_FILE_BYTES = 500_000_000  # Largest side file. Tokenizers have tens of MB; a larger file is weights or data.
-# Most bytes in all side files that this machine must copy. More is a data set. Files in the Hub's store do not count,
-# because the Hub copies them.
-MAX_SIDE_FILES_BYTES = 5_000_000_000
+MAX_SIDE_FILES_BYTES = 5_000_000_000  # Most bytes in all side files that the Hub does not copy itself. More is a data set.
 MAX_FILES = 100_000  # Most files in a source. The Hub advises against larger repos.
 # Longest name of a file or a tensor. A Linux path has no more bytes, and tensor names have some tens of characters.
 # Regular expressions search every name and pages show it, so a name of megabytes would stall both.
 MAX_NAME_CHARACTERS = 4096
-# Most tensors in a checkpoint: three times as many as the largest known mixtures of experts have. A million take half
-# a gigabyte of memory.
-MAX_TENSORS = 1_000_000
-# Most tensors in a checkpoint that a page shows in full. They take a second of one core and 100 MB. For more, another
-# process counts them.
-MAX_PAGE_TENSORS = 100_000
+MAX_TENSORS = 1_000_000  # Most tensors in a checkpoint: three times those of the largest known. They take half a gigabyte.
+MAX_PAGE_TENSORS = 100_000  # Most tensors that a page shows in full: a second of one core, and 100 MB.
 # Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
 # the adapter's file. This takes seconds, so it is done for one visitor at a time. Otherwise a page reads headers
 # only.
 MAX_PAGE_WEIGHT_BYTES = 600_000_000
 MAX_PICKLE_BYTES = 32_000_000  # Largest pickle in a .bin file: enough for 160,000 tensors of 200 bytes.
-# Most instructions of that pickle. A tensor takes 37, so this is enough for 40,000 tensors. As many hostile
-# instructions take 140 MB and a few seconds.
-MAX_PICKLE_STEPS = 1_500_000
+MAX_PICKLE_STEPS = 1_500_000  # Most instructions of that pickle: 37 a tensor. As many hostile ones take 140 MB.
 MAX_PICKLE_MARKS = 1000  # Deepest nesting in a pickle. Checkpoints are nested three or four deep.
-# Largest `.metadata` file of a distributed checkpoint. A piece of a tensor takes 200 bytes, so this is enough for
-# 300,000 pieces, including those of the optimizer.
-MAX_DCP_BYTES = 64_000_000
-# Most pickle instructions of that file. A piece takes 67. As many hostile instructions take two gigabytes.
-MAX_DCP_STEPS = 20_000_000
+MAX_DCP_BYTES = 64_000_000  # Largest `.metadata` of a distributed checkpoint: enough for 300,000 pieces of 200 bytes.
+MAX_DCP_STEPS = 20_000_000  # Most pickle instructions of that file: 67 a piece. As many hostile ones take two gigabytes.
 # Most comparisons to find pieces of tensors that overlap; they take ten seconds at most. Cuts along two dimensions
 # take three comparisons a piece, so this is enough for two million pieces.
 MAX_BOX_LOOKS = 8_000_000
 MAX_DIMENSIONS = 64  # Most dimensions of a tensor. numpy has the same limit.
 MAX_DIRECTORY_BYTES = 16_000_000  # Largest directory of the archive that a .bin file is. A tensor takes about 80 bytes.
-# Bytes that tensors may add to the size of a file by sharing their bytes. Real ones are masks and position numbers.
-MAX_EXPANDED_BYTES = 1_000_000_000
+MAX_EXPANDED_BYTES = 1_000_000_000  # Bytes that tensors may add to a file by sharing theirs, such as masks.
 # How often the bytes of a file may count in its tensors. One tensor can be the embeddings of an encoder, those of a
 # decoder, what both share, and an output head. In a small model it can be nearly all of the file.
 MAX_NAMES_OF_A_TENSOR = 4
@@ -75,9 +61,7 @@ JOIN_GAP_BYTES = 64 << 10  # Largest gap between two ranges that are read as one
 COMPARED_BYTES = 24 << 20  # Most bytes of both sides that are read and not yet compared, beside one batch of each.
 MAX_UPDATE_BYTES = 1 << 30  # Most memory for both matrices of a low-rank update, as float32. Usual ones take 67 MB.
 MAX_EXPERT_BYTES = 4 << 20  # Most scales of one expert in MXFP4. Its numbers take 16 times that. gpt-oss has 518,400.
-# Shards that are written side by side, reads that are fetched early, and files that are verified side by side. The
-# free Space has two cores, and more threads only add buffers.
-THREADS = 2
+THREADS = 2  # Shards that are written, read early and verified side by side. The free Space has two cores.
 DISK_FLOOR_BYTES = 64_000_000  # Bytes that stay free on the disk beside the result: side files, reports, the machine.
 PROGRESS_SECONDS = 0.1  # Shortest time between two progress events: fast enough for the eye, slow enough for a log.
 PROGRESS_FILES = 64  # Most files in one progress event. The others follow in the next.
@@ -89,9 +73,7 @@ DEFAULT_MAX_SHARD_SIZE = "5GB"  # Default shard size. `huggingface_hub.save_torc
 ROUNDS = 3  # Loads of each checkpoint in a comparison: enough for a median that one slow load does not move.
 CURVE_MOMENTS = 160  # Most points of a memory curve: as many as a picture can show, and few enough for a report.
 MEMORY_SHARE = 0.85  # Largest share of the free memory that a load may take. Beyond it, the kernel may kill.
-# Longest time to ask transformers about a model. Importing it from a cold disk and building the largest model on the
-# meta device take much less.
-ARCHITECTURE_SECONDS = 300
+ARCHITECTURE_SECONDS = 300  # Longest time to ask transformers about a model. The largest one takes much less.
 
 # --- The Hub ------------------------------------------------------------------------------------------
 
@@ -103,9 +85,7 @@ ANSWER_TIMEOUT_SECONDS = 100  # Longest wait for any other answer. The Hub itsel
 LONGEST_WAIT_SECONDS = 301  # Longest wait that a server may ask for: the Hub counts requests in windows of 300 s.
 MAX_TOKEN_BYTES = 10_000  # Largest file of a saved login. A token of an application has a thousand characters or two.
 MAX_STORED_TOKENS_BYTES = 1_000_000  # Largest file with all saved logins and the tokens that renew them.
-# Longest answer of a Hub to one question, including all pages of a list. 100,000 files take 40 MB. Files that are
-# read have other limits.
-MAX_ANSWER_BYTES = 64_000_000
+MAX_ANSWER_BYTES = 64_000_000  # Longest answer of a Hub to one question, with all pages. 100,000 files take 40 MB.
 MAX_ANSWER_VALUES = 3_000_000  # Most JSON values in such an answer. 100,000 files take 1,500,000.
 MAX_PAGES = 2000  # Most pages of a list. 100,000 files are 100 pages.
 LEAST_BYTES = 64_000  # Fewest bytes of a file in `LEAST_SECONDS`: 35 kB/s for 32 reads side by side.
