@@ -27,12 +27,12 @@ MAX_METADATA_VALUES = 100_000  # Most values in the metadata of a model card. Mo
 MAX_METADATA_DEPTH = 20  # Deepest nesting in the metadata of a model card. Deeper metadata takes long to parse.
 MAX_CARD_BYTES = 1_000_000  # Longest model card whose text goes into the card of the copy. Real ones have kilobytes.
 MAX_SIDE_FILE_BYTES = 500_000_000  # Largest side file. Tokenizers have tens of MB; a larger file is weights or data.
-MAX_SIDE_FILES_BYTES = 5_000_000_000  # Most bytes in all side files that the Hub does not copy itself. More is a data set.
+MAX_SIDE_FILES_BYTES = 5_000_000_000  # Most bytes in all side files that the Hub does not copy. More is a data set.
 MAX_FILES = 100_000  # Most files in a source. The Hub advises against larger repos.
 # Longest name of a file or a tensor. A Linux path has no more bytes, and tensor names have some tens of characters.
 # Regular expressions search every name and pages show it, so a name of megabytes would stall both.
 MAX_NAME_CHARACTERS = 4096
-MAX_TENSORS = 1_000_000  # Most tensors in a checkpoint: three times those of the largest known. They take half a gigabyte.
+MAX_TENSORS = 1_000_000  # Most tensors in a checkpoint: three times those of the largest known, in half a gigabyte.
 MAX_PAGE_TENSORS = 100_000  # Most tensors that a page shows in full: a second of one core, and 100 MB.
 # Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
 # the adapter's file. This takes seconds, so it is done for one visitor at a time. Otherwise a page reads headers
@@ -42,7 +42,7 @@ MAX_PICKLE_BYTES = 32_000_000  # Largest pickle in a .bin file: enough for 160,0
 MAX_PICKLE_STEPS = 1_500_000  # Most instructions of that pickle: 37 a tensor. As many hostile ones take 140 MB.
 MAX_PICKLE_MARKS = 1000  # Deepest nesting in a pickle. Checkpoints are nested three or four deep.
 MAX_DCP_BYTES = 64_000_000  # Largest `.metadata` of a distributed checkpoint: enough for 300,000 pieces of 200 bytes.
-MAX_DCP_STEPS = 20_000_000  # Most pickle instructions of that file: 67 a piece. As many hostile ones take two gigabytes.
+MAX_DCP_STEPS = 20_000_000  # Most pickle instructions of that file: 67 a piece. As many hostile ones take 2 GB.
 # Most comparisons to find pieces of tensors that overlap; they take ten seconds at most. Cuts along two dimensions
 # take three comparisons a piece, so this is enough for two million pieces.
 MAX_BOX_LOOKS = 8_000_000
