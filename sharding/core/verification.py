@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.made import Made, phrase
-from sharding.core.text import count, format_bytes, share, undecided_sentence
+from sharding.core.text import count, format_bytes, share, undecided_sentence, within_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Verification:
             "identical": f"{f'Equal to the original{done}' if done else 'Identical'}: {of_all}",
             "unstated": f"Matches what was read{done}: {of_all}",
             "stated": f"The Hub states the hashes of what was sent{done}; {self.sample} read again: {of_all}",
-            "within": f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}: {of_all}",
+            "within": f"Not identical, but {within_words(self.tensors, self.within)}.",
             "undecided": undecided_sentence(outcome.tensors),
             "different": f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.",
         }
