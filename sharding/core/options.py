@@ -319,7 +319,12 @@ class Request:
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
-        return (need for option, value in self._given for need in option.extras(value))
+        for option, value in self._given:
+            choice = str(value).partition(":")[0]  # "pp" of "pp:4"
+            if "" in option.needs:
+                yield f"The {option.called}", option.needs[""]
+            elif choice in option.needs:
+                yield f"The {option.called} {value}", option.needs[choice]
 
     def words(self, command: str) -> list[str]:
         """Return the words that make the same choices for `command` on the command line."""
