@@ -96,7 +96,7 @@ class Option:
         return [flag] if self.is_switch else [flag, f"{value}B" if is_bytes else str(value)]
 
 
-def option(default: Any, help: str, flags: str = "", **more: Any) -> Any:
+def declare(default: Any, help: str, flags: str = "", **more: Any) -> Any:
     """Return the field of a dataclass that declares an option. `more` are fields of `Option`."""
     return field(default=default, metadata={"option": Option(default, help, tuple(flags.split()), **more)})
 
