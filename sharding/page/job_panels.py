@@ -8,7 +8,6 @@ from typing import Any
 from markupsafe import Markup
 
 from sharding.core.errors import Remedy
-from sharding.core.events import Progress
 from sharding.core.made import keeps_sizes, phrase
 from sharding.core.text import count, duration, format_bytes, without_revision
 from sharding.core.verification import Mismatch
@@ -72,13 +71,8 @@ def timeline_of(status: JobStatus) -> Timeline:
     done = sum(works[:passed])
     if passed < len(phases):
         done += works[passed] * _share_done(status, phases[passed])
-    percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
-    ahead, now = phases[passed:], status.progress
-    left, runs = "", ahead and status.state == "running"
-    if runs and status.loads and status.request.kind == "compare":
-        left = _left_of_loads(status)
-    elif runs and now:
-        left = _left(status, now, ahead)
+    percent, ahead = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT), phases[passed:]
+    left = _left(status, ahead) if ahead and status.state == "running" else ""
     return Timeline(tuple(steps), percent, left, _numbers(status, ahead))
 
 
@@ -143,23 +137,19 @@ def _share_done(status: JobStatus, phase: Step) -> float:
     return status.loads[0] / status.loads[1] if status.loads and not phase.stages else 0.0
 
 
-def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
+def _left(status: JobStatus, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
-    if progress.waiting_seconds:
-        return f"the Hub asks to wait {about(*range_around(progress.waiting_seconds))}"
-    if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
-        return _left_of_loads(status)
-    if progress.phase not in ahead[0].stages or not progress.bytes_per_second:
+    now, times = status.progress, status.times
+    if status.loads and not ahead[0].stages and ahead[0].work:
+        done, total = status.loads
+        return _in_words((total - done) * (times["loaded"] - times["loading"]) / (done - 1)) if done > 1 else ""
+    if now and now.waiting_seconds:
+        return f"the Hub asks to wait {about(*range_around(now.waiting_seconds))}"
+    if not now or now.phase not in ahead[0].stages or not now.bytes_per_second:
         return ""
     later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
-    words = _in_words((progress.bytes_total - progress.bytes_done + later) / progress.bytes_per_second)
+    words = _in_words((now.bytes_total - now.bytes_done + later) / now.bytes_per_second)
     return f"{words}, without the loads" if status.request.compare_rounds or status.request.kind == "compare" else words
-
-
-def _left_of_loads(status: JobStatus) -> str:
-    assert status.loads, "something was loaded"
-    (done, total), times = status.loads, status.times
-    return _in_words((total - done) * (times["loaded"] - times["loading"]) / (done - 1)) if done > 1 else ""
 
 
 def _in_words(seconds: float) -> str:
@@ -191,6 +181,11 @@ def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str],
 
 _MOST_JOBS = 8
 _LATER = "You can close this page and come back with the link of the job."
+_CANCELLED = {
+    "compare": "Nothing was measured to the end.",
+    "verify": "The check did not finish, so it proves nothing.",
+    "shard": "Nothing was published, and its unfinished files were deleted.",
+}
 
 
 def heading_of(status: JobStatus) -> str:
@@ -253,15 +248,8 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return timeline.headline if timeline else "Starting", _LATER
         case "cancelling":
             return "Cancelling", "" if status.request.kind != "shard" else "Its unfinished files are being deleted."
-        case "cancelled" if status.request.kind == "compare":
-            return "Cancelled", "Nothing was measured to the end."
-        case "cancelled" if status.request.kind == "verify":
-            return "Cancelled", "The check did not finish, so it proves nothing."
         case "cancelled":
-            return (
-                "Cancelled",
-                f"Nothing was published, and its unfinished files were deleted. {status.remark}".rstrip(),
-            )
+            return "Cancelled", f"{_CANCELLED[status.request.kind]} {status.remark}".rstrip()
         case "done":
             return "Done", ""
         case "interrupted":
