@@ -1,12 +1,12 @@
 """The goals that people come with, drawn in `assets/goals`: each says what it needs and chooses for a model. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
-from sharding.core.values import Content
+from sharding.core.values import Content, Tensor
 from sharding.formats.names import SINGLE_NAME
 from sharding.planning.dequantize import ordinary
 from sharding.planning.devices import Fit, needed, where_it_fits
@@ -52,8 +52,14 @@ class Goal:
         return self.chooses(checkpoint)
 
 
-def _usual(checkpoint: Content) -> str:
-    return usual_size(checkpoint.total_bytes, max((tensor.bytes for tensor in checkpoint.tensors), default=0))
+def largest_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the largest tensor, 0 if there is none."""
+    return max((tensor.bytes for tensor in tensors), default=0)
+
+
+def usual(checkpoint: Content) -> str:
+    """Return the size for a model if nobody has chosen one."""
+    return usual_size(checkpoint.total_bytes, largest_of(checkpoint.tensors))
 
 
 def _as_today(checkpoint: Content) -> str:
@@ -85,9 +91,8 @@ def _is_quantized(checkpoint: Content) -> bool:
 
 def _colab(checkpoint: Content) -> _Chosen:
     if _is_wide(checkpoint):
-        return Options(_usual(checkpoint), dtype="fp16")  # a T4 has no bf16
-    largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
-    return Options(colab_size(checkpoint.total_bytes, largest) or _usual(checkpoint))
+        return Options(usual(checkpoint), dtype="fp16")  # a T4 has no bf16
+    return Options(colab_size(checkpoint.total_bytes, largest_of(checkpoint.tensors)) or usual(checkpoint))
 
 
 def _t4(checkpoint: Content) -> Fit:
@@ -112,7 +117,7 @@ GOALS: Mapping[str, Goal] = {
         "Smaller files",
         "Many small files instead of a few large ones",
         "Many small files instead of a few large ones. If a download breaks, you lose at most one of them.",
-        lambda one: Options(_usual(one)),
+        lambda one: Options(usual(one)),
         ("size",),
         takes_gguf=True,
         is_likely=lambda one: not (one.of_ranks or is_adapter(one) or _is_quantized(one)),
@@ -186,7 +191,7 @@ GOALS: Mapping[str, Goal] = {
         "My training run",
         "Files of many GPUs become one model",
         "The files that FSDP or torch.distributed saved, one or more a GPU, become a model that loads.",
-        lambda one: Options(_usual(one)) if one.of_ranks else _NO_RUN,
+        lambda one: Options(usual(one)) if one.of_ranks else _NO_RUN,
         ("base",),
         is_likely=lambda one: one.of_ranks,
         source="Repo with the files of the run",
@@ -195,7 +200,7 @@ GOALS: Mapping[str, Goal] = {
         "Several machines",
         "Each loads only its part of the layers",
         "Each machine downloads and loads only its own part of the layers.",
-        lambda one: Options(_usual(one), strategy="pp:2"),
+        lambda one: Options(usual(one), strategy="pp:2"),
         ("size", "machines"),
         examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3"),
     ),

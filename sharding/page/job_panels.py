@@ -211,14 +211,17 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     is_timed = is_active or (status.started and status.state not in ("failed", "cancelled"))
     timeline = timeline_of(status) if is_timed else None
     headline, detail = _headline(status, timeline)
-    is_check = status.request.kind != "shard"
+    asked, is_check = status.request, status.request.kind != "shard"
+    pair = Wish(compare=asked.source, against=asked.destination)
+    read = query_of(Wish(result=asked.destination) if asked.of_result else pair)
+    before = (read, "Go back") if is_check else (_form_of(status), "Back to the plan")
     overflowing = _form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None
-    values: dict[str, Any] = {"source": without_revision(status.request.source), "source_link": source_link}
+    values: dict[str, Any] = {"source": without_revision(asked.source), "source_link": source_link}
     values |= {"done": _done(status), "headline": headline, "detail": detail, "timeline": timeline, "link": link}
     values |= {"is_active": is_active, "is_running": status.state == "running", "is_check": is_check}
     values |= {"tick": f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}"}
     values |= {"files": files_of(status) if status.state != "failed" else Files(), "overflowing": overflowing}
-    values |= {"again": _before(status) if status.state in ("cancelled", "failed") else None}
+    values |= {"again": before if status.state in ("cancelled", "failed") else None}
     return render("job", status=status, help=help_with(status.remedy), mismatches=mismatches_of(status), **values)
 
 
@@ -282,14 +285,6 @@ def mismatches_of(status: JobStatus) -> list[Mismatch]:
         return []
     numbers = {difference.tensor for difference in proof.differences or ()}
     return [mismatch for mismatch in proof.mismatches if mismatch.tensor not in numbers]
-
-
-def _before(status: JobStatus) -> tuple[str, str]:
-    asked = status.request
-    if asked.kind == "shard":
-        return _form_of(status), "Back to the plan"
-    pair = Wish(compare=asked.source, against=asked.destination)
-    return query_of(Wish(result=asked.destination) if asked.of_result else pair), "Go back"
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:

@@ -15,17 +15,10 @@ from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import parse_budgets
+from sharding.report import snippets
 from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
-from sharding.report.snippets import (
-    COLAB,
-    download_snippet,
-    gguf_snippets,
-    how_to_check,
-    loading_snippets,
-    pipeline_snippets,
-    writes,
-)
+from sharding.report.snippets import COLAB
 from sharding.verify.trust import Level, Trust
 
 TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"  # The ladder of proofs.
@@ -75,30 +68,29 @@ class Places:
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
     """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
-    snippets = _snippets(report, places.repo_id) if report.verification.holds else {}
+    codes = _codes(report, places.repo_id) if report.verification.holds else {}
     links = {title: places.file(name) for name, title in documents.items() if name in report.files}
     known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
     values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
     values |= {"rung": replace(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
     values |= {"is_good": is_proved(report, trust), "is_told": is_told(report, trust), "documents": links}
     values |= {"made": known, "explained": explained(known), "infinite": sum(report.overflowed.values())}
-    values |= {"snippets": snippets, "next_step": _next_step(report, known, next(iter(snippets), "")), "COLAB": COLAB}
-    values |= {"command": "".join(how_to_check(report, places.repo_id).values())}
+    values |= {"snippets": codes, "next_step": _next_step(report, known, next(iter(codes), "")), "COLAB": COLAB}
+    values |= {"command": "".join(snippets.how_to_check(report, places.repo_id).values())}
     return render("result", report=report, places=places, trust=trust, **values)
 
 
-def _snippets(report: Report, place: str) -> Mapping[str, str]:
+def _codes(report: Report, place: str) -> Mapping[str, str]:
     """Return how to use the result at `place`, by the name of the tool: first what it was probably made for."""
     source, plan = report.source, report.plan
-    load = gguf_snippets(report, place) or loading_snippets(
-        place, source.architecture, source.library, source.variant, source.weights_name
-    )
-    get, load = download_snippet(report, place), {**pipeline_snippets(report, place), **load}
+    known = source.architecture, source.library, source.variant, source.weights_name
+    load = snippets.gguf_snippets(report, place) or snippets.loading_snippets(place, *known)
+    get, load = snippets.download_snippet(report, place), {**snippets.pipeline_snippets(report, place), **load}
     if len(plan.shards) == 1:
         return {**get, **load}
     fits = plan.total_bytes <= parse_budgets("colab-t4")["cuda:0"]
-    first = [COLAB] if COLAB in load and writes(source.architecture) and fits and not plan.pipeline else []
-    return {**{name: load[name] for name in first}, **load, **get}
+    is_first = COLAB in load and snippets.writes(source.architecture) and fits and not plan.pipeline
+    return {**({COLAB: load[COLAB]} if is_first else {}), **load, **get}
 
 
 def is_proved(report: Report, trust: Trust) -> bool:
