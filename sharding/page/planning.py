@@ -1,6 +1,5 @@
 """Handle the events of steps 1 and 2: read the headers, plan and draw. Nothing here needs a login."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,10 +45,10 @@ class Planning(Events):
             # Without a plan nothing has changed the goals, but a card may have been clicked in the meantime.
             was_shown = bool(values[form.shown].plan_id)
             cards = {form.goals: goals_panel(goal)} if was_shown else {}
-            return {**self._hidden(values), **cards, form.repo_message: ""}
+            return {**self._hidden(values), **cards, form.facts: "", form.repo_message: ""}
         of_ranks, swapped = False, dict[Any, Any]()
         try:
-            checkpoint, taken, remark = self._read(source, variant, token, "gguf" if goal == goals.OLLAMA else None)
+            checkpoint, taken, remark = self._read(source, variant, token, goal)
             if not goal and (goal := goals.sole_goal(checkpoint)):
                 swapped = {form.goal: goal, form.repo: gr.Dropdown(label=goals.GOALS[goal].source)}
             if goals.is_adapter(checkpoint) and "/" in checkpoint.named_base and goals.role_asked(goal) == "adapter":
@@ -175,49 +174,41 @@ class Planning(Events):
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         # As `see` proposes a size: so that the field and the slider name the same one.
         largest = goals.largest_of(after if options.dequantize else checkpoint.tensors)
-        may = may_overflow(after)
-        loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
-        parts, is_gguf = goals.has_components(checkpoint), checkpoint.format == "gguf"
+        may, is_gguf, parts = may_overflow(after), checkpoint.format == "gguf", goals.has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
-            folders = Counter[str]()
-            for tensor in after:
-                folders[tensor.folder] += tensor.bytes
-            size = max(folders.values())
+            folders = {tensor.folder for tensor in after}
+            size = max(sum(tensor.bytes for tensor in after if tensor.folder == folder) for folder in folders)
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
-        in_vain = panels.changes_nothing(checkpoint, plan) or needs_base(checkpoint)
-        in_vain = in_vain or goals.is_vain(values[form.goal], checkpoint)
+        lacks_base, need, at = needs_base(checkpoint), needed(checkpoint, plan), stop_for(stops, chosen)
+        in_vain = panels.changes_nothing(checkpoint, plan) or goals.is_vain(values[form.goal], checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
         sampled = [STATED_TIMES * seconds for seconds in again]
         if values[form.proof] == "stated":
             forecast = replace(forecast, lower_seconds=sampled[0], upper_seconds=sampled[1])
-        wish = wish_of(form, values, replace(options, allow_overflow=options.allow_overflow and may))
+        drawn, options = map_of_plan(checkpoint, plan), replace(options, allow_overflow=options.allow_overflow and may)
         return {
             **update,
             form.size_message: panels.message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **({form.sizes: panels.sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
-            form.measure: _possible(loads),
+            form.measure: _possible(checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted),
             form.engine: self._engine(None if is_gguf or "engine" in options.contradicted else classic),
             form.proof: gr.Radio(
                 info=f"The job takes {panels.about(*again)} if it reads everything again. It takes "
                 f"{panels.about(*sampled)} if it trusts the Hub's hashes. Then only a sample is read, and the result "
                 "is not shown in green."
             ),
-            form.picture: panels.map_panel(
-                map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
-            ),
-            form.summary: panels.summary_panel(
-                checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)
-            ),
-            form.start: gr.Button(variant="secondary" if in_vain else "primary"),
+            form.picture: panels.map_panel(drawn, checkpoint.source.name, size_label(chosen), need),
+            form.summary: panels.summary_panel(checkpoint, plan, forecast, form.choices_in(values), at),
+            form.start: gr.Button(variant="secondary" if in_vain or lacks_base else "primary"),
             form.shards: panels.shards_panel(plan, forecast, classic),
             form.findings: panels.findings_panel((*checkpoint.findings, *gathered(plan))),
-            form.query: query_of(wish),
+            form.query: query_of(wish_of(form, values, options)),
             # Nothing starts before the base is named.
-            form.shown: Shown(stops=stops, plan_id="" if needs_base(checkpoint) else identify_plan(plan)),
+            form.shown: Shown(stops=stops, plan_id="" if lacks_base else identify_plan(plan)),
         }
 
     def _engine(self, classic: Forecast | None) -> gr.Radio:
@@ -232,9 +223,8 @@ class Planning(Events):
     def _unplanned(self, values: Values, words: str) -> Update:
         form = self.form
         wish = replace(wish_of(form, values, form.named_in(values)), sized=False)
-        hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
-        return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
+        return {**self._hidden(values), **gone, form.repo_message: words, form.query: query_of(wish)}
 
     def _choices(self, values: Values, checkpoint: Content) -> tuple[Any, ...]:
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
@@ -247,7 +237,6 @@ class Planning(Events):
         form = self.form
         return {
             form.shown: replace(values[form.shown], choices=(), plan_id=""),
-            form.facts: "",
             form.variants: gr.Radio(visible=False),
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
@@ -266,10 +255,9 @@ class Planning(Events):
         except ShardingError as error:
             return panels.problem(error)
 
-    def _read(
-        self, source: str, variant: str, token: str | None, format: Literal["gguf"] | None = None
-    ) -> tuple[Content, str, str]:
+    def _read(self, source: str, variant: str, token: str | None, goal: str = "") -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
+        format: Literal["gguf"] | None = "gguf" if goal == goals.OLLAMA else None
         try:
             return self.desk.models.inspect(source, variant, token, format=format), variant, ""
         except VariantMissing as error:

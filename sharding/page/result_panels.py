@@ -37,11 +37,10 @@ class Rung:
     titles: tuple[str, str, str, str] = TITLES
 
 
-def rung_of(trust: Trust) -> Rung:
-    """Return how far the ladder is climbed for a result that is not "contradicted"."""
-    if trust.level in READ_HERE:
-        return Rung(READ)
-    return Rung(STATED if trust.level == "stated" else FITS if trust.level == "fits" else CLAIMED)
+def rung_of(trust: Trust) -> int:
+    """Return the highest step of the ladder for a result that is not "contradicted"."""
+    steps: dict[Level, int] = {"made-here": READ, "read-now": READ, "stated": STATED, "fits": FITS}
+    return steps.get(trust.level, CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
     links = {title: places.file(name) for name, title in documents.items() if name in report.files}
     known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
     values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
-    values |= {"rung": replace(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
+    values |= {"rung": Rung(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
     values |= {"is_good": is_proved(report, trust), "is_told": is_told(report, trust), "documents": links}
     values |= {"made": known, "explained": explained(known), "infinite": sum(report.overflowed.values())}
     values |= {"snippets": codes, "next_step": _next_step(report, known, next(iter(codes), "")), "COLAB": COLAB}
@@ -97,7 +96,7 @@ def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
     is_known = proof.may_be_published and not trust.within and not proof.unstated and not trust.caveats
-    return rung_of(trust).reached == READ and is_known
+    return rung_of(trust) == READ and is_known
 
 
 def details_panel(
@@ -114,9 +113,7 @@ def details_panel(
 def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
-    structure = (
-        f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level in ("stated", "fits") else "not known"
-    )
+    structure = f"{what} of {count(proof.tensors, 'tensor')}" if rung_of(trust) > CLAIMED else "not known"
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
         return _WRITTEN, structure, "", f"read, but not all is known{until}"
@@ -174,7 +171,7 @@ def named(place: Place) -> str:
 
 def made_of(trust: Trust) -> Made:
     """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
-    return trust.made if trust.level in (*READ_HERE, "stated", "fits") else ()
+    return trust.made if rung_of(trust) > CLAIMED else ()
 
 
 def is_told(report: Report, trust: Trust) -> bool:

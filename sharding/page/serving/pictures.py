@@ -246,10 +246,10 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     if trust.level == "contradicted" or not report.verification.holds:
         sentence = "This copy does not match its report, or its source."
         return Certificate(result.repo_id, "does not match", "bad", sentence, revision=revision)
-    rung, source = rung_of(trust), report.source
+    reached, source = rung_of(trust), report.source
     is_good = is_proved(report, trust)
-    is_unsure = rung.reached == READ and not is_good
-    verdict, relation = _UNSURE if is_unsure else _SAID[rung.reached]
+    is_unsure = reached == READ and not is_good
+    verdict, relation = _UNSURE if is_unsure else _SAID[reached]
     state = "at" if source.place.is_pinned else "in the state"
     relation = "Claims to be made from" if is_told(report, trust) else relation
     name = f"{source.place.words} {state} {source.revision[:12]}{change_of(report, trust)}"
@@ -257,19 +257,18 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.
     tensors = count(len(report.plan.weight_map), "tensor")
-    climbed = FITS if is_unsure else rung.reached
-    reached = [number <= climbed for number in (CLAIMED, FITS, STATED, READ)]
+    climbed = FITS if is_unsure else reached
     missing = _MISSING if is_unsure else "not yet"
     same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
     sample = f"{report.verification.sample} read" if trust.level == "stated" else ""
-    steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), reached, strict=True)
+    steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), _SAID, strict=True)
     return Certificate(
         result.repo_id,
         verdict,
         "good" if is_good else "plain",
         f"{relation} {name}.",
         (files, tensors, format_bytes(report.plan.total_bytes)),
-        tuple(Step(title, words if is_there else missing, is_there) for title, words, is_there in steps if words),
+        tuple(Step(title, words if n <= climbed else missing, n <= climbed) for title, words, n in steps if words),
         (*trust.caveats, _UNSTATED)[0] if is_unsure else _NOTE,
         revision,
     )
