@@ -25,11 +25,12 @@ _FETCHING, _IMPORTING, _LOADING = 1, 1, 8  # The parts of the bar of a job that 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase of a job. If it is not `certain`, it only has its part of the bar, which is `work` in bytes."""
+    """A phase of a job. It ends at the first of the times `ends` that is known. If it is not `certain`, it only has its
+    part of the bar, which is `work` in bytes."""
 
     title: str
     headline: str
-    ended: float | None
+    ends: tuple[str, ...]
     work: float = 0.0
     stages: tuple[str, ...] = ()
     certain: bool = True
@@ -55,13 +56,13 @@ class Timeline:
 def timeline_of(status: JobStatus) -> Timeline:
     """Return the timeline of a job that has been started."""
     phases = {"verify": _of_check, "compare": _of_loads, "shard": _of_copy}[status.request.kind](status)
-    ends = [phase.ended for phase in phases]
+    ends = [next((status.times[name] for name in phase.ends if name in status.times), None) for phase in phases]
     passed = max((number for number, end in enumerate(ends, 1) if end), default=0)
     # What was published last is still to be reported.
     passed = len(phases) if status.state == "done" else min(passed, len(phases) - 1)
     steps, began = [], status.started
-    for number, phase in enumerate(phases):
-        ended = phase.ended or (status.ended if number == len(phases) - 1 else None)
+    for number, (phase, end) in enumerate(zip(phases, ends, strict=True)):
+        ended = end or (status.ended if number == len(phases) - 1 else None)
         seconds = ended - began if number < passed and ended and began else None
         state = "done" if number < passed else "current" if number == passed else "ahead"
         if phase.certain:
@@ -77,50 +78,41 @@ def timeline_of(status: JobStatus) -> Timeline:
 
 
 def _of_copy(status: JobStatus) -> list[Step]:
-    times, asked = status.times, status.request
     size = status.planned.plan.total_bytes if status.planned else 1
     again = size
     if status.planned and not keeps_sizes(status.planned.plan.made):
         again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
-    phases = [Step("Plan", "Reading the headers", times.get("planned"))]
-    if "check" in times:
-        checking = "Checking earlier files"
-        phases += [Step("Check earlier files", checking, times.get("transfer"), size, ("check",))]
-    written = times.get("written", times.get("verify"))
-    phases += [Step("Write the files", "Writing the files", written, size, ("transfer",))]
-    if asked.proof == "stated":
+    phases = [Step("Plan", "Reading the headers", ("planned",))]
+    if "check" in status.times:
+        phases += [Step("Check earlier files", "Checking earlier files", ("transfer",), size, ("check",))]
+    phases += [Step("Write the files", "Writing the files", ("written", "verify"), size, ("transfer",))]
+    if status.request.proof == "stated":
         comparing = "Comparing the Hub's hashes, and reading a sample"
-        phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100)]
+        phases += [Step("Compare the hashes", comparing, ("verified",), size / 100)]
     else:
-        reading = "Reading the copy again"
-        phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]
-    if asked.compare_rounds:
-        phases += [Step("Measure loading", _loading(status), times.get("compared"), size + again)]
-    return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
+        phases += [Step("Read them again", "Reading the copy again", ("verified",), again, ("verify",))]
+    if status.request.compare_rounds:
+        phases += [Step("Measure loading", _loading(status), ("compared",), size + again)]
+    return [*phases, Step("Publish", "Publishing the copy", ("published",))]
 
 
 def _of_check(status: JobStatus) -> list[Step]:
-    times = status.times
-    begun = min((times[phase] for phase in ("check", "verify") if phase in times), default=None)
-    read = times.get("numbers", times.get("verified"))
-    phases = [
-        Step("Read the headers", "Reading the headers", begun),
-        Step("Read every byte of both", "Reading both repos", read, _READING, ("check", "verify")),
+    read, numbers = ("check", "verify"), "Compare the numbers that differ"
+    happens = "numbers" in status.times
+    may_happen = happens or "verified" not in status.times
+    return [
+        Step("Read the headers", "Reading the headers", read),
+        Step("Read every byte of both", "Reading both repos", ("numbers", "verified"), _READING, read),
+        *[Step(numbers, "Comparing what differs", ("verified",), _NUMBERS, ("numbers",), happens)] * may_happen,
     ]
-    comparing, happens = "Comparing what differs", "numbers" in times
-    if happens or "verified" not in times:
-        ended, title = times.get("verified"), "Compare the numbers that differ"
-        phases += [Step(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
-    return phases
 
 
 def _of_loads(status: JobStatus) -> list[Step]:
-    times, now = status.times, _loading(status)
-    begun = times.get("loading", times.get("compared"))
+    now, begun = _loading(status), ("loading", "compared")
     return [
-        Step("Fetch the files", now, times.get("fetched", begun), _FETCHING, ("fetch",)),
+        Step("Fetch the files", now, ("fetched", *begun), _FETCHING, ("fetch",)),
         Step("Import the libraries", now, begun, _IMPORTING),
-        Step("Measure loading", now, times.get("compared"), _LOADING),
+        Step("Measure loading", now, ("compared",), _LOADING),
     ]
 
 

@@ -70,11 +70,7 @@ class Preview(BaseHTTPMiddleware):
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
-    """Return the title and the description of what a link opens.
-
-    >>> preview_of(Wish(result="me/model"))[0]
-    'me/model · Shard My Repo'
-    """
+    """Return the title and the description of what a link opens."""
     if result := name_in(wish.result):
         return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
     if (original := name_in(wish.compare)) and (copy := name_in(wish.against)):
