@@ -297,19 +297,29 @@ def test_a_long_name_breaks_after_its_separators_and_within_no_number() -> None:
     assert "<b>acme/<wbr>it-<wbr>7B</b>" in render("target", repo_id="acme/it-7B", **more)
 
 
+def drawn(names: list[str], files: int, size: int) -> str:
+    """The map of a model with tensors of 1 kB in `files` of them, cut into files of `size` bytes."""
+    held = [f"model-{n // files:05d}.safetensors" for n in range(len(names))]
+    tensors = tuple(stored_tensor(name, "U8", (1000,), file, 0, 1000) for name, file in zip(names, held, strict=True))
+    entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(held))
+    source = Content(Place("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
+    return panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(size))), "me/it")
+
+
 def test_the_map_of_hundreds_of_layers_of_experts_is_no_burden() -> None:
     parts = [f"mlp.experts.{expert}.{part}" for expert in range(24) for part in ("up_proj", "down_proj")]
     parts += ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"]
-    names = [f"model.layers.{layer}.{part}.weight" for layer in range(300) for part in parts]
-    tensors = tuple(
-        stored_tensor(name, "BF16", (64, 64), f"model-{n // 600:05d}.safetensors", 0, 8192)
-        for n, name in enumerate(names)
-    )
-    entries = tuple(FileEntry(file, 1) for file in dict.fromkeys(tensor.file for tensor in tensors))
-    source = Content(Place("hub", "me/it", "0" * 40), tensors, (), entries, (), ())
-    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(200_000))), "me/it")
+    html = drawn([f"model.layers.{layer}.{part}.weight" for layer in range(300) for part in parts], 600, 24_000)
     assert html.count("data-n=") > 300
     assert len(html.encode()) < 200_000
+
+
+def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() -> None:
+    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3000)]
+    html, few = (drawn(names, len(names), size) for size in (1000, 100_000))
+    assert len(html.encode()) < 150_000
+    assert "each column stands for 13 files" in html and "Find a file or tensor" in html
+    assert "stands for" not in few and "Find a file or tensor" not in few
 
 
 def test_the_time_of_a_result_is_that_of_the_whole_job_where_this_page_ran_it() -> None:
@@ -319,21 +329,6 @@ def test_the_time_of_a_result_is_that_of_the_whole_job_where_this_page_ran_it() 
     told = [dict(re.findall("<dt>(.*?)</dt><dd>(.*?)</dd>", html)) for html in (ours, shared)]
     assert [facts.get("Time") for facts in told] == ["1 min 50 s", None]
     assert [facts["Copying and checking"] for facts in told] == ["8 s", "8 s"]
-
-
-def test_the_map_of_three_thousand_files_is_no_burden_and_holds_where_each_is() -> None:
-    source = checkpoint({"model.safetensors": 3_000_000})
-    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(3000)]
-    tensors = tuple(
-        stored_tensor(name, "U8", (1000,), "model.safetensors", 1000 * n, 1000 * n + 1000)
-        for n, name in enumerate(names)
-    )
-    source = replace(source, tensors=tensors)
-    html = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(1000))), "me/it", "1kB")
-    assert len(html.encode()) < 150_000
-    assert "each column stands for 13 files" in html and "Find a file or tensor" in html
-    few = panels.map_panel(map_of_plan(source, plan_shards(tensors, Options(100_000))), "me/it", "100kB")
-    assert "stands for" not in few and "Find a file or tensor" not in few
 
 
 def test_a_saved_picture_is_called_after_the_model_and_the_size() -> None:
