@@ -73,7 +73,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     with page:
         form = Form(on_space=site.space is not None)
         arriving, running = Arriving(desk, site, form), Running(desk, site, form)
-        arrived = page.load(arriving.arrive, None, form.parts, **_QUIET)
+        arrived = page.load(arriving.arrive, None, [*form.by_name.values()], **_QUIET)
         page.load(patient(arriving.greet), None, [form.account, form.jobs], **_QUIET)
         showing = Showing(desk, site, form)
         result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
@@ -151,7 +151,7 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
         trigger(patient(pushing.check_name), [*name, form.shown], [form.name_message, form.start], **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
         trigger(patient(pushing.tell_target), fields, place, trigger_mode="always_last", **_QUIET)
-    started = form.start.click(patient(pushing.start), fields, form.parts, **_QUIET)
+    started = form.start.click(patient(pushing.start), fields, [*form.by_name.values()], **_QUIET)
     started.then(None, js="() => window.shardMyRepo.started()")
     _follow(form, started, running)
 

@@ -117,11 +117,10 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
 
 
 def _shown(difference: Difference) -> dict[str, str]:
-    numbers = {"largest": difference.largest_abs, "mean": difference.mean_abs}
-    shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
-    shown["cosine"] = "" if difference.cosine is None else f"{difference.cosine:.6f}"
-    shown["equal"] = "" if difference.equal is None else _percent(difference.equal)
-    return shown
+    one = difference
+    numbers = {"largest": (one.largest_abs, ".3g"), "mean": (one.mean_abs, ".3g"), "cosine": (one.cosine, ".6f")}
+    shown = {name: "" if number is None else format(number, digits) for name, (number, digits) in numbers.items()}
+    return {**shown, "equal": "" if one.equal is None else _percent(one.equal)}
 
 
 def _percent(part: float) -> str:

@@ -213,11 +213,6 @@ class Form:
         return {**plain, **{_INPUTS[role].name: field for role, field in self.inputs.items()}}
 
     @property
-    def parts(self) -> list[Any]:
-        """All parts."""
-        return [*self.by_name.values()]
-
-    @property
     def by_option(self) -> dict[str, Any]:
         """The fields that hold an option as it is, by the name of the option."""
         own = {"order": self.order, "dtype": self.dtype, "variant": self.variant, "allow_overflow": self.overflow}
@@ -239,9 +234,9 @@ class Form:
         seen = {role: field for role, field in self.inputs.items() if role == asked or role not in _BY_GOAL}
         return {role: text for role, field in seen.items() if (text := (values[field] or "").strip())}
 
-    def named_in(self, values: Values) -> Options:
-        """Return options that only name these inputs."""
-        return Options(**_named(self.inputs_in(values)))
+    def named_in(self, values: Values) -> dict[str, Any]:
+        """Return the options that name these inputs, each with its value."""
+        return {_INPUTS[role].name: text for role, text in self.inputs_in(values).items()}
 
     def size_in(self, values: Values) -> str:
         """Return the size in the form, or "" if there is none."""
@@ -255,7 +250,7 @@ class Form:
             max_shard_size=self.size_in(values),
             strategy=f"{kind}:{int(values[self.machines] or 0)}" if kind == PIPELINE else kind,
             format="gguf" if values.get(self.goal) == OLLAMA else None,
-            **_named(self.inputs_in(values)),
+            **self.named_in(values),
             **{name: values[field] for name, field in self.by_option.items()},
         )
 
@@ -305,10 +300,6 @@ def first_view(goal: str, is_home: bool) -> str:
     label = GOALS[goal].source if goal else "Model"
     values = {"goals": goals, "goal": goal, "label": label, "skeleton": Markup(render("skeleton", repo_id=""))}
     return render("first", masthead=Markup(_HEADER), style=_STYLE, **values)
-
-
-def _named(inputs: Mapping[Role, str]) -> dict[str, Any]:
-    return {_INPUTS[role].name: text for role, text in inputs.items()}
 
 
 def size_label(size: str) -> str:

@@ -131,21 +131,22 @@ def _share_done(status: JobStatus, phase: Step) -> float:
 
 def _left(status: JobStatus, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
-    now, times = status.progress, status.times
+    now, times, without = status.progress, status.times, ""
     if status.loads and not ahead[0].stages and ahead[0].work:
         done, total = status.loads
-        return _in_words((total - done) * (times["loaded"] - times["loading"]) / (done - 1)) if done > 1 else ""
-    if now and now.waiting_seconds:
+        if done < 2:
+            return ""
+        seconds = (total - done) * (times["loaded"] - times["loading"]) / (done - 1)
+    elif now and now.waiting_seconds:
         return f"the Hub asks to wait {about(*range_around(now.waiting_seconds))}"
-    if not now or now.phase not in ahead[0].stages or not now.bytes_per_second:
+    elif not now or now.phase not in ahead[0].stages or not now.bytes_per_second:
         return ""
-    later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
-    words = _in_words((now.bytes_total - now.bytes_done + later) / now.bytes_per_second)
-    return f"{words}, without the loads" if status.request.compare_rounds or status.request.kind == "compare" else words
-
-
-def _in_words(seconds: float) -> str:
-    return f"{about(*range_around(seconds))} left"
+    else:
+        later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
+        seconds = (now.bytes_total - now.bytes_done + later) / now.bytes_per_second
+        loads = status.request.compare_rounds or status.request.kind == "compare"
+        without = ", without the loads" if loads else ""
+    return f"{about(*range_around(seconds))} left{without}"
 
 
 def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str], ...]:

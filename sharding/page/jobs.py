@@ -18,7 +18,7 @@ from sharding.drawing.model_map import map_of_plan
 from sharding.page.comparison_panels import link_of, outcome_panel
 from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values, goals_panel
 from sharding.page.goals import SAME
-from sharding.page.job_panels import differs, has_outcome, heading_of, job_panel, past_panel
+from sharding.page.job_panels import has_outcome, heading_of, job_panel, past_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.render import HOME, SIGN_IN, Help, render
@@ -277,39 +277,30 @@ class Running(Events):
         return self.desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
-        form = self.form
+        form, copy = self.form, destination_of(job)
         if who is None or token is None:
             hint = "Only the account that started it can see it."
             text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN, ways=[HOME])
             return {form.progress: text}
         if self._interrupted(job, who, token):
-            text = message(
-                f"The job for {destination_of(job)} was interrupted because this Space was restarted.",
-                "Its finished shards are kept on the Hub. Resume it to go on from there.",
-                "warning",
-            )
-            return {form.progress: text, form.resume: gr.Button(visible=True)}
-        copy = destination_of(job)
+            text = f"The job for {copy} was interrupted because this Space was restarted."
+            hint = "Its finished shards are kept on the Hub. Resume it to go on from there."
+            return {form.progress: message(text, hint, "warning"), form.resume: gr.Button(visible=True)}
         ways = [Help(label=f"Look at {copy}", link=query_of(Wish(result=copy)))] if copy else []
-        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error", ways=[*ways, HOME])}
+        return {form.progress: message(*_NOT_YOURS[:2], "error", ways=[*ways, HOME])}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
-        form, address = self.form, self.site.address(request)
+        form, is_stopping = self.form, status.state == "cancelling"
+        source = self.desk.lookup.link(status.request.source)
+        link = self.site.address(request) + query_of(Wish(job=status.id))
+        words = "Cancelling …" if is_stopping else "Cancel"
+        again = "Resume" if status.state == "interrupted" else "Retry"
         return {
             form.run_heading: heading_of(status),
-            form.progress: job_panel(
-                status, self.desk.lookup.link(status.request.source), address + query_of(Wish(job=status.id))
-            ),
+            form.progress: job_panel(status, source, link),
             form.log: log_panel(status),
-            form.cancel: gr.Button(
-                "Cancel" if status.state != "cancelling" else "Cancelling …",
-                visible=status.state in ACTIVE,
-                interactive=status.state != "cancelling",
-            ),
-            form.resume: gr.Button(
-                "Resume" if status.state == "interrupted" else "Retry",
-                visible=status.state in ("interrupted", "failed") and not differs(status),
-            ),
+            form.cancel: gr.Button(words, visible=status.state in ACTIVE, interactive=not is_stopping),
+            form.resume: gr.Button(again, visible=status.can_resume),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:

@@ -222,7 +222,7 @@ class Planning(Events):
 
     def _unplanned(self, values: Values, words: str) -> Update:
         form = self.form
-        wish = replace(wish_of(form, values, form.named_in(values)), sized=False)
+        wish = replace(wish_of(form, values, Options(**form.named_in(values))), sized=False)
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
         return {**self._hidden(values), **gone, form.repo_message: words, form.query: query_of(wish)}
 

@@ -59,16 +59,13 @@ class Places:
         """The address of its page on the Hub."""
         return f"{self.endpoint}/{self.repo_id}"
 
-    def file(self, name: str) -> str:
-        """Return the address of the page of a file in the result."""
-        return f"{self.page}/blob/{self.revision or 'main'}/{name}"
-
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
     """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
     codes = _codes(report, places.repo_id) if report.verification.holds else {}
-    links = {title: places.file(name) for name, title in documents.items() if name in report.files}
+    blob = f"{places.page}/blob/{places.revision or 'main'}"
+    links = {title: f"{blob}/{name}" for name, title in documents.items() if name in report.files}
     known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
     values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
     values |= {"rung": Rung(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
