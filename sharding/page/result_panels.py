@@ -13,6 +13,7 @@ from sharding.core.text import count, format_bytes, time_range, within_words
 from sharding.desk import Forecast, JobStatus
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
+from sharding.page.panels import message
 from sharding.page.render import render
 from sharding.planning.devices import parse_budgets
 from sharding.report import snippets
@@ -61,7 +62,10 @@ class Places:
 
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
-    """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
+    """Return the certificate of a result, or that it does not match. `reading` is what a check would cost."""
+    if trust.level == "contradicted":
+        text = f"The report in {places.repo_id} does not match the repos, so it is not shown."
+        return message(text, " ".join(trust.reasons), "error")
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
     codes = _codes(report, places.repo_id) if report.verification.holds else {}
     blob = f"{places.page}/blob/{places.revision or 'main'}"
