@@ -76,17 +76,11 @@ def report_in(folder: Path) -> Earlier | None:
         return None
 
 
-def is_inside(path: str) -> bool:
-    """Return whether `path`, which may come from anybody, names a place below its own folder."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and is_plain(path) and not {"\\", "\0"} & set(path)
-
-
 def leads_inside(folder: Path, path: str) -> bool:
-    """Return whether `path` lies inside `folder`, follows no link, and is not reserved."""
+    """Return whether `path`, which may come from anybody, lies inside `folder`, follows no link and is not reserved."""
     # A file that is a link gets replaced itself. A folder that is a link may lead to another folder of the result.
-    between = PurePosixPath(path).parents[:-1]
-    return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
+    is_below = is_plain(path) and not {"\\", "\0"} & set(path) and not is_reserved(path)
+    return is_below and not any(map(os.path.islink, map(folder.joinpath, PurePosixPath(path).parents[:-1])))
 
 
 def by_removal(path: str) -> int:

@@ -16,7 +16,6 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from sharding.core.limits import LONGEST_WAIT_SECONDS
 from sharding.core.values import FileEntry
-from sharding.storage.hub.network import StoreAway, never_passes
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -32,6 +31,10 @@ class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
     """An answer that was cut, or that a proxy sent instead. The message is the request."""
 
 
+class StoreAway(Exception):  # noqa: N818 - it is the store that is away
+    """The store that a Hub names does not answer. The message is its host, and what happened."""
+
+
 class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
     """An answer that no Hub sends, so the request is not repeated. The message is the end of a sentence."""
 
@@ -42,11 +45,20 @@ def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later. hf-xet raises RuntimeError for a broken transfer."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in BUSY
-    is_final = isinstance(error, StoreAway) or never_passes(error)
+    # A proxy, or a certificate that is not trusted, stands in the way each time.
+    is_final = isinstance(error, (StoreAway, httpx2.ProxyError)) or "CERTIFICATE_VERIFY_FAILED" in str(error)
     if is_final or isinstance(error.__cause__, OddAnswer) or refuses_argument(error):
         return False
     passing = (ConnectionError, TimeoutError, httpx2.TransportError, GarbledAnswer, *UNREADABLE)
     return type(error) is RuntimeError or isinstance(error, passing)
+
+
+def is_without(error: Exception) -> bool:
+    """Return whether a Hub lacks an endpoint. An existing endpoint sends an error code that says what is missing."""
+    if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
+        return False
+    is_of_file = "/resolve/" in error.response.request.url.path
+    return not is_of_file and not error.response.headers.get("X-Error-Code")
 
 
 def stumbles_over_answer(error: Exception) -> bool:

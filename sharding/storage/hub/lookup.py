@@ -13,8 +13,8 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Place
-from sharding.storage.hub.answers import Person, parsed, person_of
-from sharding.storage.hub.client import Hub, is_without
+from sharding.storage.hub.answers import Person, is_without, parsed, person_of
+from sharding.storage.hub.client import Hub
 from sharding.storage.names import new_repo_id, parse_address
 
 REACHED_COMMITS = 5000

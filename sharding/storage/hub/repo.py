@@ -18,8 +18,8 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Inputs
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, listed_files, parsed
-from sharding.storage.hub.client import Hub, is_without
+from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, is_without, listed_files, parsed
+from sharding.storage.hub.client import Hub
 
 COMMITTED_BYTES = 20_000_000
 """Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers

@@ -24,6 +24,7 @@ from sharding.core.values import FileEntry
 from sharding.formats.names import is_plain
 from sharding.storage.hub.answers import (
     NETWORK_TRIES,
+    StoreAway,
     checked_commit,
     listed_files,
     may_pass,
@@ -33,7 +34,6 @@ from sharding.storage.hub.answers import (
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import session
 from sharding.storage.hub.lookup import is_reached
-from sharding.storage.hub.network import StoreAway
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
