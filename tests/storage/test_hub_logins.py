@@ -13,7 +13,8 @@ from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.origin import Place
 from sharding.storage.hub import guard as hub_guard
-from sharding.storage.hub.answers import OddAnswer, checked_commit
+from sharding.storage.hub.answers import SHA as COMMIT
+from sharding.storage.hub.answers import OddAnswer, parsed
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import LONGEST_GRANT_SECONDS
 from sharding.storage.hub.lookup import Lookup
@@ -127,9 +128,9 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
     "odd", [None, 7, True, "", "main", SHA[:-1], f"{SHA}0", f"{SHA}\n", f" {SHA}", SHA.upper(), f"{SHA}/../x", [SHA]]
 )
 def test_what_is_no_sha1_in_hex_is_no_commit(odd: Any) -> None:
-    assert checked_commit(SHA) == SHA
-    with pytest.raises(OddAnswer, match="is not a commit"):
-        checked_commit(odd)
+    assert parsed(COMMIT, SHA) == SHA
+    with pytest.raises(OddAnswer, match="makes no sense"):
+        parsed(COMMIT, odd)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import parse_ratelimit_headers
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StrictBool, TypeAdapter, ValidationError
 
 from sharding.core.limits import LONGEST_WAIT_SECONDS
 from sharding.core.values import FileEntry
@@ -103,6 +102,9 @@ def seconds_asked(headers: Mapping[str, str]) -> float | None:
 
 _T = TypeVar("_T")
 _ENTRY = TypeAdapter(FileEntry)
+Sha = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+SHA: TypeAdapter[str] = TypeAdapter(Sha)  # The commit that a Hub names.
+FLAG: TypeAdapter[bool] = TypeAdapter(StrictBool)
 _NO_SENSE = "gives an answer that makes no sense"
 
 
@@ -111,7 +113,7 @@ class Ref(BaseModel):
 
     name: str
     ref: str
-    commit: str = Field(alias="targetCommit")
+    commit: Sha = Field(alias="targetCommit")
 
 
 class Refs(BaseModel):
@@ -125,7 +127,7 @@ class Refs(BaseModel):
 class Commit(BaseModel):
     """A commit of a history."""
 
-    id: str
+    id: Sha
     title: str
 
 
@@ -165,20 +167,6 @@ def parsed(kind: type[_T] | TypeAdapter[_T], answer: Any) -> _T:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise OddAnswer(f"{_NO_SENSE}: {place}{': ' * bool(place)}{problem['msg']:.200}") from error
-
-
-def checked_commit(answer: Any) -> str:
-    """Return the commit that a Hub names. Raises OddAnswer unless it is a SHA-1 in hex."""
-    if not isinstance(answer, str) or not re.fullmatch("[0-9a-f]{40}", answer):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is not a commit")
-    return answer
-
-
-def checked_flag(answer: Any) -> bool:
-    """Return the true or false that a Hub answers. Raises OddAnswer for anything else."""
-    if not isinstance(answer, bool):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is neither true nor false")
-    return answer
 
 
 def person_of(answer: Any) -> Person:

@@ -113,8 +113,10 @@ def explanation(
                 return family(message, "Somebody has deleted it. Start the same job again.")
             hint = "Name a branch, a tag or a commit that it has. A slash in its name is written %2F."
             return family(f"{repo_id} has no {f'revision {revision!r}' if revision else 'such revision'}.", hint)
-        case errors.EntryNotFoundError():
+        case errors.RemoteEntryNotFoundError():
             path = _asked_for(error, repo_id)[1]
+            if path and "/tree/" in error.response.request.url.path:
+                return family(f"{repo_id} has no folder {path}.", "Name a folder that it has, or the repo alone.")
             missing = f"the file {path!r}" if path else "a file that it listed"
             hint = "The repo may have changed. Start the same job again."
             return family(f"{repo_id} no longer has {missing}.", hint)
