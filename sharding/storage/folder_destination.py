@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
+from stat import S_ISREG
 
 from typing_extensions import override
 
@@ -43,7 +44,7 @@ from sharding.storage.folder_writing import (
     write_synced,
 )
 from sharding.storage.journal import Journal
-from sharding.storage.records import parse_record, whole
+from sharding.storage.records import parse_line, whole
 
 _BESIDE = "sharding_file{}.part"  # The names of the files beside the shards until they are published.
 
@@ -82,10 +83,10 @@ class FolderDestination(FolderSink, Destination):
             return {}
         with explained(self._folder), suppress(FileNotFoundError):  # until it is locked, another job may publish it
             paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
-            records = [parse_record(path.read_bytes()) for path in paths]
+            records = [parse_line(ShardRecord, path.read_bytes()) for path in paths]
             by_file = {record.file: record for record in records if record}
             if len(by_file) == len(records):  # else one is damaged, and may have said what was read for all
-                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
+                return whole(by_file, lambda record: _size_now(self._place(record.file)) == record.bytes)
         return {}
 
     @override
@@ -309,10 +310,6 @@ class FolderDestination(FolderSink, Destination):
         part = part_path(self._folder, file)
         return part if part.exists() else self._folder / file
 
-    def _size(self, file: str) -> int | None:
-        place = self._place(file)
-        return place.stat().st_size if place.is_file() else None
-
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
             hint = "Rename the file in the source, or remove the link that its path follows in the destination."
@@ -336,6 +333,7 @@ class FolderDestination(FolderSink, Destination):
 
 
 def _size_now(path: Path) -> int:
-    with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
-        return path.lstat().st_size
+    """Return the size of a file; 0 if it is none. Until the folder is locked, another job may publish it."""
+    with suppress(FileNotFoundError):
+        return stat.st_size if S_ISREG((stat := path.lstat()).st_mode) else 0
     return 0

@@ -15,7 +15,7 @@ from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
 from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, stored
-from sharding.storage.records import line_of, parse_job, parse_staged, staged_line, whole
+from sharding.storage.records import Noted, line_of, parse_line, whole
 
 COMMIT_SECONDS = 60.0
 """Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
@@ -52,7 +52,7 @@ class StagingBranch:
         return self._job
 
     def _named(self, head: str) -> StagedJob | None:
-        return parse_job(self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
+        return parse_line(StagedJob, self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
 
     def records(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the finished shards of plan `plan_id`, by file name. Call `job` first."""
@@ -76,8 +76,9 @@ class StagingBranch:
             )
         with readers(RANGES_AT_ONCE) as pool:
             texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)
-            records = [parse_staged(text, job) for text in texts]
-        by_file = {record.file: record for record in records if record}
+            notes = [parse_line(Noted, text) for text in texts]
+        records = [note.record for note in notes if note and (note.job, note.plan) == (job.id, plan_id)]
+        by_file = {record.file: record for record in records}
         return whole(by_file, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
@@ -131,9 +132,10 @@ class StagingBranch:
 
     def _note(self) -> None:
         noted = list(self._unnoted)
-        if noted and self._job:
+        if noted and (job := self._job):
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
-            lines = {f"{RECORDS}{record.file}.json": staged_line(record, self._job) for record in noted}
+            notes = (Noted(job.id, job.plan_id, record) for record in noted)
+            lines = {f"{RECORDS}{note.record.file}.json": line_of(note) for note in notes}
             self._commit(message, [stored(record) for record in noted], lines)
             self.finished |= {record.file for record in noted}
             with self._lock:
