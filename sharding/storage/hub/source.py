@@ -75,6 +75,7 @@ class HubSource(Source):
     links_out: tuple[str, ...] = ()
     requests = 0
     bytes_read = 0
+    _is_committed = True  # Plain HTTP leads only to committed files.
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class HubSource(Source):
         self.ref, self.is_private, self.unreached = ref, is_private, unreached
         self.batch_bytes, self.join_gap_bytes = HUB_BATCH_BYTES, HUB_JOIN_GAP_BYTES
         self.ranges_at_once = RANGES_AT_ONCE
-        self._hub, self._least_xet_bytes = hub, hub.least_xet_bytes
+        self._hub = hub
         self._lock = Lock()
         self._group: Any = None
         self._xet_fails = False
@@ -152,8 +153,8 @@ class HubSource(Source):
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        in_store = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
-        only_xet = self._least_xet_bytes == 0  # plain HTTP does not lead to these files
+        least = self._hub.least_xet_bytes if self._is_committed else 0
+        in_store, only_xet = entry.xet_hash is not None and end_byte - start_byte >= least, least == 0
         position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
@@ -251,9 +252,10 @@ class HubSource(Source):
 class ArrivingSource(HubSource):
     """The finished shards of a job that is under way, by their names in the store. No commit needs to show them."""
 
+    _is_committed = False
+
     def __init__(self, hub: Hub, ref: Place, files: Iterable[FileEntry]) -> None:
         super().__init__(hub, ref, files=tuple(files))
-        self._least_xet_bytes = 0  # plain HTTP only knows committed files
         self._news = Condition()
         self._is_over = False
 
