@@ -1,6 +1,5 @@
 """The protocol of recipes: how the bytes of one tensor are made. Pure."""
 
-from collections import deque
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
@@ -63,10 +62,6 @@ class Feed:
             piece, self._rest = self._rest[:count], self._rest[count:]
             count -= len(piece)
             yield piece
-
-    def end(self) -> None:
-        """Go on to the end of a recipe that made it, because it ends before the next one reads."""
-        deque(self._chunks, maxlen=0)
 
     def _next(self) -> bytes | memoryview:
         chunk = next(self._chunks)
