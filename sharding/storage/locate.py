@@ -58,8 +58,38 @@ def _refuse_base(text: str, base: str, source: Source) -> None:
         raise UsageError(message, hint, Remedy("leave_base_out"))
 
 
-def open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:
-    """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`. Changes nothing."""
+def open_job(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
+    """Return what `request` reads, and its destination, which takes a copy of that. Changes nothing.
+
+    Raises UsageError, SourceError, and DestinationError, for example if a public copy would show what is hidden.
+    """
+    if request.options.rank is not None and not is_folder(request.destination):
+        message = "The part of one rank is not a complete model, so it cannot be a repo."
+        raise UsageError(message, "Name a folder, such as ./part.")
+    if request.proof == "stated" and is_folder(request.destination):
+        hint = "Have the folder read again, as usual, or write to a repo of a Hub."
+        raise UsageError("A folder states no hashes, so nothing can be compared with them.", hint)
+    origin, private = open_inputs(request.inputs, hub), request.private
+    if origin.is_private and private is False and not request.confirmed:
+        named = zip(request.inputs.values(), origin.sources, strict=True)
+        hidden = next(name for name, source in named if source.is_private)
+        message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
+        hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
+        raise DestinationError(message, hint, Remedy("make_private"))
+    if private is None:  # as the source, so that a job never makes public what was not
+        is_hidden = None if request.confirmed or origin.is_private is None else True
+        private = False if origin.is_private is False else is_hidden
+    target = _open_destination(request, hub, origin, private)
+    try:
+        target.check(origin.ref)
+    except BaseException:
+        target.close()
+        raise
+    return origin, target
+
+
+def _open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:
+    """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`."""
     text = request.destination
     if is_folder(text):
         refuse_overlap(_folder_at(text), text, inputs)
