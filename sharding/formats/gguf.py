@@ -16,8 +16,8 @@ from struct import Struct, pack
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, GgufHead, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import what_is
@@ -383,14 +383,6 @@ class Gguf(FileFormat):
         except OSError as error:
             raise HeaderError(f"{shard.file} cannot be read: {error}.", _HINT) from error
         return {name: TensorDigest(dtype, shape, "") for name, dtype, shape, *_ in header.tensors}, {}
-
-    @override
-    def indexes(self, plan: Plan) -> list[str]:
-        return []
-
-    @override
-    def beside(self, plan: Plan) -> dict[str, bytes]:
-        return {}
 
 
 def _laid(plan: Plan, shard: Shard) -> tuple[bytes, int, tuple[bytes, ...]]:

@@ -11,7 +11,8 @@ from gradio.events import api
 
 from sharding.checkpoint.gguf import EVERY
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
-from sharding.core.options import Option, Options, of_tool
+from sharding.core.option import Option
+from sharding.core.options import Options, of_tool
 from sharding.desk import JobRequest
 from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of

@@ -18,7 +18,7 @@ from sharding.page.job_panels import mismatches_of
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.page.result_panels import CLAIMED, FITS, READ, READ_HERE, Rung, named
-from sharding.planning.alike.advice import MEND
+from sharding.planning.alike.told import MEND
 from sharding.storage.names import parse_address
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust

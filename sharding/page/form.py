@@ -8,7 +8,8 @@ from typing import Any, Literal
 import gradio as gr
 from markupsafe import Markup
 
-from sharding.core.options import OPTIONS, SINGLE_FILE, Option, Options
+from sharding.core.option import Option
+from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.page.goals import GOALS, OLLAMA, SAME, fields_of, goal_for, role_asked
 from sharding.page.links import Wish, query_of

@@ -21,7 +21,7 @@ from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Value
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
 from sharding.planning.cast import may_overflow
-from sharding.planning.dequantize import Offer, offer
+from sharding.planning.dequantize import offer
 from sharding.planning.devices import Need, needed, where_it_fits
 from sharding.planning.explain import gathered
 from sharding.planning.plan import identify_plan
@@ -270,15 +270,15 @@ def _possible(it_is: bool) -> gr.Checkbox:
     return gr.Checkbox(visible=True) if it_is else gr.Checkbox(value=False, visible=False)
 
 
-def _offered(quantized: Offer | None, **value: Any) -> gr.Checkbox:
+def _offered(quantized: tuple[str, str, str] | None, **value: Any) -> gr.Checkbox:
     if quantized is None:
         return _possible(False)
-    before, after = format_bytes(quantized.bytes_before), format_bytes(quantized.bytes_after)
+    how, before, after = quantized
     return gr.Checkbox(
         **value,
         visible=True,
         label=f"Dequantize: {before} → {after}",
-        info=f"The weights are quantized with {quantized.words}. Tick this for a copy with ordinary weights in bf16, "
+        info=f"The weights are quantized with {how}. Tick this for a copy with ordinary weights in bf16, "
         "or in the number format under Advanced. Training needs them, and so do tools that read no quantized weights.",
     )
 

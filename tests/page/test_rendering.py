@@ -84,7 +84,7 @@ def test_what_would_change_nothing_is_said_to_and_how_long_anything_else_takes()
     text = words(panels.summary_panel(source, same, FORECAST))
     assert "Nothing would change" in text and "Choose another size" in text
     one = checkpoint({"model.safetensors": 30})
-    whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), Component(is_whole=True)), FORECAST)
+    whole = panels.summary_panel(one, plan_shards(one.tensors, Options(20), [Component(is_whole=True)]), FORECAST)
     assert "takes one file, whatever the size" in words(whole)
     cast = replace(source, tensors=tuple(tensor._replace(dtype="I8") for tensor in source.tensors))
     assert "Nothing" not in panels.summary_panel(cast, same, FORECAST)
