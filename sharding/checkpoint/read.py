@@ -30,7 +30,7 @@ from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
-from sharding.recipes.views import from_source
+from sharding.recipes.laid import from_source
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""

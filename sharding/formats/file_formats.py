@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sharding.core.file_format import FileFormat
+from sharding.core.protocols import FileFormat
 from sharding.core.values import Plan, Shard, Tensor
 from sharding.formats.gguf import Gguf
 from sharding.formats.safetensors_file import Safetensors
@@ -24,3 +24,9 @@ def places_of(plan: Plan, shard: Shard) -> list[Tensor]:
             tensors.append(piece._replace(recipe=Stored(0, shard.file, at, at + piece.bytes)))
         at += len(piece) if isinstance(piece, bytes) else piece.bytes
     return tensors
+
+
+def file_bytes(plan: Plan, shard: Shard) -> int:
+    """Return the size of the file of `shard`, with its header."""
+    pieces = format_of(plan).pieces(plan, shard)
+    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)

@@ -16,8 +16,8 @@ from struct import Struct, pack
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, GgufHead, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import what_is

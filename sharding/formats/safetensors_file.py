@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
 from sharding.formats.index import build_indexes, index_paths

@@ -89,10 +89,11 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     the weight loads them.
 
     >>> from sharding.recipes.stored import Stored
-    >>> stored = [Tensor(n, d, (1,), Stored(0, "f", 0, 1)) for n, d in (("q.weight", "F8_E4M3"), ("q.scale", "F32"))]
-    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("norm.weight", "BF16", 1)))
+    >>> of = {"q.weight": "F8_E4M3", "q.scale": "F32", "k.weight": "F32", "k.scale": "F32"}
+    >>> stored = [Tensor(name, dtype, (1,), Stored(0, "f", 0, 1)) for name, dtype in of.items()]
+    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("k.weight", "BF16", 1)))
     >>> [saved.name for saved in with_companions(hints, stored).saved]
-    ['q.weight', 'q.scale', 'norm.weight']
+    ['q.weight', 'q.scale', 'k.weight']
     """
     known = {saved.name for saved in hints.saved}.union(*hints.loads)
     beside = companions(tensors, known) if known else {}
@@ -113,13 +114,6 @@ def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, li
 
     The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
     counts as a companion only if the weight, or another tensor beside it, is quantized.
-
-    >>> from sharding.recipes.stored import Stored
-    >>> stored = [Tensor(f"{name}.scale", "F32", (), Stored(0, "f", 0, 4)) for name in ("q", "k")]
-    >>> stored += [Tensor(f"{n}.weight", d, (1,), Stored(0, "f", 4, 5)) for n, d in (("q", "F8_E4M3"), ("k", "F32"))]
-    >>> beside = companions(stored, {"q.weight", "k.weight"})
-    >>> {weight: [tensor.name for tensor in group] for weight, group in beside.items()}
-    {'q.weight': ['q.scale']}
     """
     tensors = list(tensors)
     beside: dict[str, list[Tensor]] = {}
@@ -145,7 +139,8 @@ def _weights_of(name: str) -> Iterator[str]:
         yield f"{module}.{'_'.join(words[:joined])}"
     yield module  # bitsandbytes: x.absmax
     yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
-    yield f"{module}.weight"
+    if last != "bias":
+        yield f"{module}.weight"
     if cache := _CACHE.search(name):
         yield f"{module}.{cache[1]}_proj.weight"
 

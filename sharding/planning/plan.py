@@ -25,6 +25,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.gguf import plan_models
 from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
+from sharding.recipes.low_rank import needs_torch
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
@@ -33,8 +34,8 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
         models: Plan = asks.run("plan", partial(plan_models, content, options))
         return models
     draft = drafted(content, options, asks)
-    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
-        require(what)
+    if any(needs_torch(tensor.recipe) for tensor in draft.tensors):
+        require("Merging a DoRA")
     plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 
@@ -64,7 +65,10 @@ def _laid_out(draft: Draft) -> Plan:
     hints = {folder: order.with_companions(known, inside[folder]) for folder, known in draft.hints.items()}
     if options.rank is not None:
         tensors = order.of_rank(tensors, hints.get(""), options.rank)
-    plan = plan_shards(tensors, options, draft.components, hints)
+    components = draft.components
+    if any(change.kind != "dtype" for change in draft.made):  # what the source's indexes count is not in the copy
+        components = tuple(replace(one, total_parameters=None) for one in components)
+    plan = plan_shards(tensors, options, components, hints)
     is_plain = draft.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in content.side_files) if is_plain else []
     unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]

@@ -18,7 +18,7 @@ from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of, places_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
-from sharding.transfer.lanes import progress_of_part
+from sharding.transfer.lanes import progress_of_part, relayed
 from sharding.transfer.stream import Prepared, Transfer, expected_digests
 from sharding.verify.digests import Reader, ReaderAhead, ThisMachine, check_structure
 from sharding.verify.digests import compare as compare_digests
@@ -94,16 +94,15 @@ def reading_back(
         read = prepared.checkpoint, origin.sources[0], _in_order_of_source(prepared, origin)
         work = digest_as_stored(*read, arriving, tensors, ReaderAhead())
         back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
-    with closing(moving):
-        while True:
-            try:
-                event = next(moving)
-            except StopIteration as end:
-                records: dict[str, ShardRecord] = end.value
-                return records, back
-            if back and not is_begun and isinstance(event, Progress):
-                is_begun = bool(next(back.work))
-            yield event
+
+    def begin(event: Progress | ShardFinished) -> Progress | ShardFinished:
+        nonlocal is_begun
+        if back and not is_begun and isinstance(event, Progress):
+            is_begun = bool(next(back.work))
+        return event
+
+    records = yield from relayed(moving, begin)
+    return records, back
 
 
 def _tensors_in(staged: Source, plan: Plan, records: Mapping[str, ShardRecord]) -> tuple[list[Tensor], list[Mismatch]]:

@@ -88,11 +88,9 @@ def alike(draft: Draft, found: Comparison) -> Draft:
         evidence=original.source.text,
         details=details,
     )
-    components = tuple(replace(one, total_parameters=None) for one in draft.components)
     return replace(
         draft,
         tensors=tuple(tensors),
-        components=components,
         configs=configs,
         reconfigured=reconfigured,
         made=(*draft.made, change),
@@ -120,9 +118,8 @@ def _extra_tensors(found: Comparison) -> list[Tensor]:
 def _refuse_doubles(tensors: Sequence[Tensor]) -> None:
     if double := next((name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1), None):
         message = f"Two tensors of the copy would be called {double}."
-        raise SourceError(
-            message, "Leave out --keep-extra, or drop one of them in a copy of its own.", Remedy("by_hand")
-        )
+        hint = "Leave out --keep-extra, or drop one of them in a copy of its own."
+        raise SourceError(message, hint, Remedy("by_hand"))
 
 
 def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None, list[Kept]]:

@@ -195,20 +195,25 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
     return (*_sentences(found), *(reasons or [f"{MEND}shard-my-repo shard {first} ./mended --like {second}"]))
 
 
+def unlike_base(mine: Content, original: Content, named: tuple[str, str]) -> Iterator[Finding]:
+    """Yield a finding if `mine` does not load where the original does. `named` are both, for a command."""
+    if sentences := advised(mine, original, named):
+        hint = sentences[-1] if sentences[-1].startswith(MEND) else ""
+        reasons = " ".join(sentence for sentence in sentences if sentence != hint)
+        message = f"It may not load where {named[1]} does, which its card names as its base. {reasons}"
+        yield Finding("warning", "unlike-base", message, hint)
+
+
 def _sentences(found: Comparison) -> Iterator[str]:
     details = details_of(found)
     if "unwrapped" in details:
         yield f"A wrapper of the trainer is in the names of {details['unwrapped']}."
     for (old, new), times in found.match.prefixes.items():
         if old != new:
-            which = "Every name" if times == len(found.match.of) else f"{count(times, 'name')}"
-            has = "has" if times == 1 or which == "Every name" else "have"
-            if not new:
-                yield f"{which} {has} {old!r} in front, which the original does not have."
-            elif new.endswith(old):
-                yield f"{which} lack{'s' * (has == 'has')} {new.removesuffix(old) if old else new!r} in front."
-            else:
-                yield f"{which} begin{'s' * (has == 'has')} with {old!r} instead of {new!r}."
+            is_all, verb = times == len(found.match.of), "has" if times == 1 else "have"
+            which = "Every name has" if is_all else f"{count(times, 'name')} {verb}"
+            has, had = (repr(start) if start else "nothing" for start in (old, new))
+            yield f"{which} {has} in front. The original has {had} there."
     if "separated" in details:
         yield f"Here, {details['separated']} are in one tensor for each layer. The original stores them one by one."
     if "fused" in details:
