@@ -61,7 +61,7 @@ from sharding.storage.hub.guard import waiting_seconds
 from sharding.storage.locate import find_destination, open_destination, open_inputs
 from sharding.storage.names import is_folder, parse_address
 from sharding.transfer.stream import Prepared, transfer
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from sharding.verify.sampled import sampled_ahead, sampling, verify_stated
 from sharding.verify.staged import ReadingBack, check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
@@ -182,7 +182,7 @@ def _run(request: Request, endpoint: str | None, token: str | None) -> Generator
     origin, target = _open(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
         crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
-        reader = crew or ThisMachine()
+        reader = crew or Reader()
         if classic:
             prepared = stack.enter_context(prepared_classic(origin, options))
         else:
@@ -215,12 +215,13 @@ def _run(request: Request, endpoint: str | None, token: str | None) -> Generator
             theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
             target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
             moving = transfer(prepared, target, kept, reader.move)
+            arriving = None if crew else target.open_arriving(kept)
             back: ReadingBack | None = None
             if is_stated:
-                ahead = sampled_ahead(prepared.plan, kept, target, stack) if not crew else {}
+                ahead = sampled_ahead(prepared.plan, arriving, stack)
                 records = yield from _measured(moving, target, meter, hub)
             else:
-                moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
+                moved = reading_back(moving, prepared, origin, arriving, stack)
                 records, back = yield from _measured(moved, target, meter, hub)
             prepared = replace(prepared, plan=counted(plan, records))
             plan = prepared.plan

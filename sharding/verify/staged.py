@@ -1,6 +1,6 @@
 """Verify a result before it is published. Read it back from a Hub while other shards are still being uploaded."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ from sharding.formats.file_formats import format_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part
-from sharding.transfer.stream import Prepared, Transfer, expected_digests
-from sharding.verify.digests import Reader, ReaderAhead, ThisMachine, check_structure
+from sharding.transfer.stream import Prepared, Transfer, expected_digests, move_shards
+from sharding.verify.digests import Reader, by_file, check_structure
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
 from sharding.verify.verify import Side
@@ -78,21 +78,14 @@ def check_kept(
 
 
 def reading_back(
-    moving: Transfer,
-    prepared: Prepared,
-    origin: Inputs,
-    kept: Iterable[str],
-    target: Destination,
-    reader: Reader,
-    stack: ExitStack,
+    moving: Transfer, prepared: Prepared, origin: Inputs, arriving: Source | None, stack: ExitStack
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadingBack | None]]:
-    """Yield what `moving` yields; return its records, and a reading that goes on until `stack` ends, if one can."""
+    """Yield what `moving` yields; return its records, and a reading of what is `arriving` until `stack` ends."""
     plan, back, is_begun = prepared.plan, None, False
-    arriving = target.open_arriving(kept) if isinstance(reader, ThisMachine) else None
     if arriving:
         tensors = [tensor for shard in plan.shards for tensor in _places(plan, shard)]
         read = prepared.checkpoint, origin.sources[0], _in_order_of_source(prepared, origin)
-        work = digest_as_stored(*read, arriving, tensors, ReaderAhead())
+        work = digest_as_stored(*read, arriving, tensors, Reader(partial(move_shards, ahead=True), by_file))
         back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
     with closing(moving):
         while True:

@@ -90,7 +90,7 @@ def digest_as_stored(
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
     """Read `tensors` in the order of the files that `origin` has `stated`, if any; return digests, and what differs."""
     if not stated:
-        return (yield from reader.digest_tensors(staged, tensors)), []
+        return (yield from reader.digest_tensors([staged], tensors))[0], []
     place = {tensor.name: tensor for tensor in tensors}
     files, headers = {file.path: file for file in stated}, dict[str, Header | gguf.Header]()
     originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()

@@ -14,22 +14,20 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
 from sharding.core.text import printable, values_in
-from sharding.core.values import BytesRead, Content, FileEntry, Plan, TensorDigest, folder_of
+from sharding.core.values import Content, FileEntry, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.gguf import SPLIT_KEYS
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.alike.advice import advised
 from sharding.planning.order import natural_key
 from sharding.planning.plan import as_read, planned
-from sharding.recipes.stored import are_stored
 from sharding.report.report import parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
 from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import expected_digests, only_tensors
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
-from sharding.verify.digests import ThisMachine, first_read, in_groups
+from sharding.verify.digests import Reader, first_read
 from sharding.verify.digests import compare as compare_digests
 from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
 
@@ -171,21 +169,14 @@ class Side:
 
     def read(self) -> Generator[Progress, None, None]:
         """Read the checkpoint; yield progress; set the other attributes. Raises SourceError."""
-        origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
+        origin, checkpoint, here = self._origin, self._checkpoint, Reader()
         source, *_ = origin.sources
         if self._as_stored:
             reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
             self.digests, self.wrong = yield from reading
             self.rebuilt = len(self._as_stored)
             return
-        reads: list[BytesRead] = []
-        if are_stored(self._tensors):
-            self.digests = yield from here.digest_tensors(self._sources[0], self._tensors)
-        else:
-            groups = list(in_groups(self._tensors))
-            records = yield from here.digest_shards(groups, only_tensors, self._sources)
-            self.digests = expected_digests(groups, records)
-            reads = [read for record in records.values() for read in record.reads]
+        self.digests, reads = yield from here.digest_tensors(self._sources, self._tensors)
         if self._is_noted:
             reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
             self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
@@ -200,7 +191,7 @@ def compare_beside(
     mismatches, alike = compare_listed(checkpoints)
     digests = []
     for source, files in zip(sources, alike, strict=True):
-        digests.append((yield from ThisMachine().digest_files(source.sources, files.values())))
+        digests.append((yield from Reader().digest_files(source.sources, files.values())))
     for path in alike[0]:
         if digests[0][path].sha256 != digests[1][path].sha256:
             mismatches.append(Mismatch(path, "its bytes differ"))
