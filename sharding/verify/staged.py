@@ -133,9 +133,10 @@ def _gone_on(back: ReadingBack, afresh: Work) -> Work:
 
 def _in_order_of_source(prepared: Prepared, origin: Inputs) -> list[FileEntry]:
     """Return the source's files if the result is read in their order, [] if it is read in its own order."""
-    plan = prepared.plan
+    plan, checkpoint = prepared.plan, prepared.checkpoint
     is_all = prepared.sources == origin.sources and are_stored(plan.tensors) and plan.options.rank is None
-    return stated_files(origin.sources[0].files, prepared.checkpoint) if is_all else []
+    is_all = is_all and {tensor.name for tensor in plan.tensors} == {tensor.name for tensor in checkpoint.tensors}
+    return stated_files(origin.sources[0].files, checkpoint) if is_all else []
 
 
 def verify_staged(
