@@ -244,17 +244,17 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
     shown = Verification(1, 1, 1.0, READ, (Mismatch(name, name),), cut.plan.made, unreached=(name,))
     numbers = replace(shown, differences=(Difference(name, 1.0, 1.0, 0.5, 0.5, name),))
     lines: list[Callable[..., object]] = [
-        lambda view: view.checkpoint(cut.source),
-        lambda view: view.plan(result(name, PIPED).plan),
-        lambda view: view.recipes({name: name}),
+        lambda view: view.event(cut.source),
+        lambda view: view.event(((), result(name, PIPED).plan, None)),
+        lambda view: view.event(((), cut.plan, {name: name})),
         lambda view: view.event(Verified(numbers)),
         lambda view: view.event(Published(Place("hub", name, ""), name, name)),
         lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=Place("folder", name, ""))),
         lambda view: view.event(ShardFinished(name, 4, "0", 1, 1, kept=True)),
         lambda view: view.error(Refused(name, name)),
         lambda view: view.findings([Finding("warning", "x", name, name)]),
-        lambda view: view.discarded(Discarded(True, False, name)),
-        lambda view: view.devices(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
+        lambda view: view.event(Discarded(True, False, name)),
+        lambda view: view.event(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
         lambda view: view.comparison(Comparison(*LOADED, (), (), Verdict("gain", None, name), ONE, name, name)),
         lambda view: view.event(Probed("original", 1, 1, LoadCost("failed", name, *FAILED))),
     ]

@@ -1,6 +1,7 @@
-"""Find the LoRA adapter in a source and read its headers."""
+"""Find the LoRA of a job, in a source of its own or among the weights of a training run. Reads headers and settings."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from sharding.checkpoint.documents import config_text
+from sharding.checkpoint.documents import config_text, read_json
 from sharding.checkpoint.readers import reader_of
 from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.side_files import refuse_unfinished
@@ -17,18 +18,26 @@ from sharding.checkpoint.weight_sets import WeightSet
 from sharding.core.errors import SourceError, WeightsNeeded
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.origin import Place
-from sharding.core.protocols import Inputs, Source
-from sharding.core.text import format_bytes, name_some, parsed_json
+from sharding.core.protocols import Files, Inputs, Source
+from sharding.core.text import as_object, count, format_bytes, name_some, parsed_json
 from sharding.core.values import Content, Finding, Tensor, folder_of
 from sharding.formats.names import likely, may_be_missed
 from sharding.formats.peft_config import ADAPTER_NAME
-from sharding.formats.torch_checkpoint import EMBEDDINGS
-from sharding.model_class.class_table import USUAL_HEAD, tied_names, ties
+from sharding.formats.peft_keys import PREFIX
+from sharding.model_class.class_table import EMBEDDINGS, USUAL_HEAD, tied_names, ties
 
 _WORDS = re.compile(r"\.(?:lm_head|embed\w*|wte|shared)\.")
 """Names of an adapter's weights for embeddings or an output head."""
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """The names under which PEFT looks for the weights of an adapter (0.21, `utils/save_and_load.py`), in its order."""
+_FOLDER = "lora_adapter/"  # Where verl and SkyRL save the adapter beside the run.
+_META = "lora_train_meta.json"
+"""Rank and alpha, as verl 0.9.1 saves them (`utils/checkpoint/fsdp_checkpoint_manager.py`)."""
+_LORA = re.compile(r"\.(lora_(?:A|B|embedding_A|embedding_B|magnitude_vector))(?:\.([^.]+?))?((?:\.(?:weight|bias))?)$")
+_SAVED = re.compile(r"\.modules_to_save\.([^.]+)(?=\.)")
+_OF_BASE = re.compile(r"\.(?:base_layer|original_module)(?=\.)")
+_OTHER = re.compile(r"\.token_adapter\.|\.trainable_tokens_")  # The rows that it trains are in no tensor.
+ALPHA = "lora_alpha"
 
 
 def with_adapter(
@@ -113,14 +122,13 @@ def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
 
 def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | None, most_tensors: int) -> Content:
     """Return the adapter in `source`, input `number` of a job. Raises SourceError if there is none, or several."""
-    by_path = {file.path: file for file in source.files}
-    name = place.words
+    by_path, name = source.by_path, place.words
     if ADAPTER_NAME not in by_path:
         raise _no_adapter(source, place)
     weights = [by_path[path] for path in _WEIGHTS if path in by_path]
     if not weights:
         raise SourceError(f"{name} has {ADAPTER_NAME} but no {_WEIGHTS[0]}.", "Upload the weights of the adapter too.")
-    config = config_text(source, by_path[ADAPTER_NAME])
+    config = config_text(source, ADAPTER_NAME)
     if config is None:
         raise SourceError(f"{ADAPTER_NAME} of {name} is far larger than usual.", "Save the adapter again with PEFT.")
     file = weights[0]
@@ -132,8 +140,8 @@ def _read_adapter(source: Source, place: Place, number: int, most_bytes: int | N
             digest.update(chunk)
         file = replace(file, sha256=digest.hexdigest())
     file = replace(file, source=number)
-    found = Found(source, {file.path: file}, WeightSet("", "adapter_model"), [file.path], most_tensors)
-    tensors = tuple(reader_of(found.paths, of_run=False).read(found).tensors)
+    found = Found(source, WeightSet("", "adapter_model"), [file], most_tensors)
+    tensors = tuple(reader_of([file.path], of_run=False).read(found).tensors)
     for remark in remarks_on(tensors):
         raise SourceError(f"The adapter cannot be merged. {remark.message}", remark.hint)
     return Content(place, tensors, (), (file,), (), (), library="peft", configs={"": config.decode(errors="replace")})
@@ -148,3 +156,84 @@ def _no_adapter(source: Source, place: Place) -> SourceError:
     several = f"several adapters, in {name_some(inside, 10)}" if len(inside) > 1 else f"its adapter in {inside[0]}"
     example = f"{place.name}/{inside[0]}"
     return SourceError(f"{place.words} has {several}.", f"Name one of them, such as {example}.")
+
+
+def with_own_lora(checkpoint: Content, source: Files) -> Content:
+    """Return `checkpoint` with the LoRA among its tensors as an adapter in its `others`, if it holds one.
+
+    Its settings come from an adapter_config.json in the run, in `lora_adapter/`, or from verl's own file. Otherwise
+    they are read off the shapes, without alpha. Raises SourceError if there are several adapters.
+    """
+    names = [tensor.name for tensor in checkpoint.tensors if not tensor.folder]
+    if not checkpoint.of_ranks:
+        return checkpoint
+    is_lora = any(_LORA.search(name) or _SAVED.search(name) for name in names)
+    if odd := next((name for name in names if _OTHER.search(name) or (not is_lora and _OF_BASE.search(name))), ""):
+        message = f"The run holds weights of PEFT that this tool cannot tell from those of the base, such as {odd}."
+        raise SourceError(message, "Save the adapter with PEFT's save_pretrained, then merge it into its base.")
+    if not is_lora:
+        return checkpoint
+    base, lora, adapters = list[Tensor](), list[Tensor](), set[str]()
+    for tensor in checkpoint.tensors:
+        short = tensor.name.removeprefix(PREFIX)
+        if tensor.folder:  # of a module beside the run
+            base.append(tensor)
+        elif match := _LORA.search(short):
+            # A magnitude or an embedding's matrix has nothing behind the name of its adapter.
+            adapters.add(match[2] or "default")
+            lora.append(tensor._replace(name=f"{PREFIX}{short[: match.start()]}.{match[1]}{match[3]}"))
+        elif match := _SAVED.search(short):
+            adapters.add(match[1])
+            lora.append(tensor._replace(name=PREFIX + _SAVED.sub("", short)))
+        else:
+            base.append(tensor._replace(name=_OF_BASE.sub("", short)))
+    if len(adapters) > 1:
+        message = f"The run holds several adapters: {name_some(sorted(adapters))}."
+        raise SourceError(message, "Save the one that you want with PEFT's save_pretrained.")
+    settings = _settings(lora, names)
+    place = next((path for path in (ADAPTER_NAME, _FOLDER + ADAPTER_NAME) if path in source.by_path), "")
+    text = config_text(source, place)
+    if text is None:
+        meta = as_object(read_json(source, _META))
+        place = _META if type(meta.get(ALPHA)) in (int, float) and meta[ALPHA] > 0 else ""
+        text = json.dumps(settings | ({ALPHA: meta[ALPHA]} if place else {})).encode()
+    own = {_META, ADAPTER_NAME, *(path for path in source.by_path if path.startswith((_FOLDER, "adapter_model.")))}
+    adapter = Content(
+        replace(checkpoint.source, role="adapter"), tuple(lora), (), (), (), (), library="peft",
+        configs={"": text.decode(errors="replace")},
+    )  # fmt: skip
+    message = f"The run holds a LoRA of {count(len(settings['target_modules']), 'module')}, of rank {settings['r']}. "
+    finding = Finding("info", "run-lora", f"{message}Its settings are in {place}.")
+    if not place:
+        message += "Nothing beside it says its alpha, which the sum depends on."
+        hint = "Add --lora-alpha N with the value that it was trained with. After rsLoRA or an alpha_pattern, put its "
+        hint += "adapter_config.json beside the run instead."
+        finding = Finding("warning", "run-lora", message, hint)
+    return replace(
+        checkpoint,
+        tensors=tuple(base),
+        others=(*checkpoint.others, adapter),
+        side_files=tuple(file for file in checkpoint.side_files if file.path not in own),
+        copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in own),
+        findings=(*checkpoint.findings, finding),
+    )
+
+
+def _settings(lora: list[Tensor], names: list[str]) -> dict[str, Any]:
+    """Return the configuration of PEFT that the shapes and names of a LoRA show: ranks and modules."""
+    ranks = dict[str, int]()
+    for tensor in lora:
+        short = tensor.name.removeprefix(PREFIX)
+        if (match := _LORA.search(short)) and match[1] in ("lora_A", "lora_embedding_A") and tensor.shape:
+            ranks[short[: match.start()]] = tensor.shape[0]
+    saved = {match.string[: match.start()].removeprefix(PREFIX) for match in map(_SAVED.search, names) if match}
+    most = max(ranks.values(), key=list(ranks.values()).count, default=0)
+    return {
+        "peft_type": "LORA",
+        "r": most,
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != most},
+        "target_modules": sorted(ranks),
+        "modules_to_save": sorted(saved) or None,
+        "lora_bias": any(tensor.name.endswith(".lora_B.bias") for tensor in lora),
+        "use_dora": any("lora_magnitude_vector" in name for name in names),
+    }

@@ -108,39 +108,39 @@ class Documents:
             waiting += [(folder + _as_folder(name), of) for name, of in types.items() if isinstance(of, str)]
 
 
-def read_documents(source: Files, by_path: Mapping[str, FileEntry]) -> Documents:
-    """Return the documents of a source with files `by_path`. Raises SourceError if one cannot be fetched."""
+def read_documents(source: Files) -> Documents:
+    """Return the documents of a source. Raises SourceError if one cannot be fetched."""
     names = (CONFIG_NAME, PIPELINE_NAME, MODULES_NAME, SPACY_NAME, ADAPTER_NAME)
-    config, pipeline, modules, spacy, adapter = (read_json(source, by_path.get(name)) for name in names)
+    config, pipeline, modules, spacy, adapter = (read_json(source, name) for name in names)
     inside: dict[str, Any] = {}
     documents = Documents(config, pipeline, modules, spacy, adapter, inside)
     for folder, (library, _) in documents.components.items():
         if library not in ("diffusers", "transformers"):
-            inside[folder] = read_json(source, by_path.get(folder + CONFIG_NAME))
+            inside[folder] = read_json(source, folder + CONFIG_NAME)
     for folder, kind in documents.sentence_modules:
         if kind.endswith(_ROUTERS):
-            file = by_path.get(folder + ROUTER_NAME) or by_path.get(folder + CONFIG_NAME)
-            inside[folder] = read_json(source, file)
+            name = ROUTER_NAME if folder + ROUTER_NAME in source.by_path else CONFIG_NAME
+            inside[folder] = read_json(source, folder + name)
     return documents
 
 
-def read_card_names(source: Files, by_path: Mapping[str, FileEntry]) -> tuple[str, frozenset[str]]:
+def read_card_names(source: Files) -> tuple[str, frozenset[str]]:
     """Return the library that the model card names ("" for none), and its tags. Raises SourceError."""
-    metadata = _card_metadata(source, by_path)
+    metadata = _card_metadata(source)
     library, tags = metadata.get("library_name"), metadata.get("tags")
     tags = tags if isinstance(tags, list) else [tags]
     return library if isinstance(library, str) else "", frozenset(tag for tag in tags if isinstance(tag, str))
 
 
-def read_card_base(source: Files, by_path: Mapping[str, FileEntry]) -> str:
+def read_card_base(source: Files) -> str:
     """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError."""
-    base = _card_metadata(source, by_path).get("base_model")
+    base = _card_metadata(source).get("base_model")
     base = base[0] if isinstance(base, list) and len(base) == 1 else base
     return base if isinstance(base, str) and _REPO_ID.fullmatch(base) else ""
 
 
-def _card_metadata(source: Files, by_path: Mapping[str, FileEntry]) -> Mapping[str, Any]:
-    file = by_path.get(CARD_NAME)
+def _card_metadata(source: Files) -> Mapping[str, Any]:
+    file = source.by_path.get(CARD_NAME)
     if file is None or file.bytes > MAX_CARD_BYTES:
         return {}
     return parse_card(read_small(source, file, MAX_CARD_BYTES).decode("utf-8-sig", errors="replace")).metadata
@@ -154,16 +154,17 @@ def read_small(source: Files, file: FileEntry, max_bytes: int) -> bytes:
     return b"".join(source.read(file.path, 0, file.bytes))
 
 
-def read_json(source: Files, file: FileEntry | None) -> Any:
+def read_json(source: Files, path: str) -> Any:
     """Return the value in a small JSON file, or None if it is missing, too large or not valid JSON."""
-    return parsed_json(config_text(source, file) or b"null")
+    return parsed_json(config_text(source, path) or b"null")
 
 
-def config_text(source: Files, file: FileEntry | None) -> bytes | None:
+def config_text(source: Files, path: str) -> bytes | None:
     """Return the text of a JSON file, or None if it is missing or would take far more memory than such files do."""
+    file = source.by_path.get(path)
     if file is None or file.bytes > MAX_CONFIG_BYTES:
         return None
-    text = b"".join(source.read(file.path, 0, file.bytes))
+    text = b"".join(source.read(path, 0, file.bytes))
     return text if values_in(text) <= MAX_CONFIG_VALUES else None
 
 

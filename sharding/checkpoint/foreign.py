@@ -1,8 +1,7 @@
 """Recognise checkpoints of training that this tool does not read, and say what converts them. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
 
 from sharding.core.errors import SourceError
 from sharding.core.text import name_some
@@ -15,47 +14,35 @@ _BRIDGE = "Convert it with export_ckpt of Megatron-Bridge's AutoBridge, which kn
 _TITAN = "Convert it with torchtitan's scripts/checkpoint_conversion/convert_to_hf.py, or train with last_save_in_hf."
 _NEMO = "For one of NeMo, use its llm.export_ckpt with target='hf'."
 
-
-class _Kind(NamedTuple):
-    """A kind of checkpoint: what names of its files, or of its tensors, match; its name; what to do."""
-
-    form: re.Pattern[str]
-    what: str
-    hint: str
-
-
-def _kind(form: str, what: str, hint: str) -> _Kind:
-    return _Kind(re.compile(rf"(?:.*/)?(?:{form})", re.DOTALL), what, hint)
-
-
-_FILES = (
-    _kind(
+_Kinds = tuple[tuple[str, str, str], ...]
+"""For each kind of checkpoint: what names of its files, or of its tensors, match; its name; what to do."""
+_FILES: _Kinds = (
+    (
         r"layer_\d+-model_\d+-model_states\.pt|(?:layer_\d+_)?(?:expert_\d+|expp_rank_\d+)_mp_rank_\d+_\w+_states\.pt"
         r"|(?:\w+_)?mp_rank_(?!00_)\d+_(?:model|optim)_states\.pt",
         "DeepSpeed with several model ranks, stages or experts",
         _UNIVERSAL,
     ),
-    _kind(r"(?:\w+_)?mp_rank_00_(?:model|optim)_states\.pt", "DeepSpeed", _ZERO_TO_FP32),
-    _kind(r"zero/.+/fp32\.pt", "DeepSpeed, as a universal checkpoint", "Export the model with its trainer."),
-    _kind(r"mp_rank_\d+(?:_\d+)*/(?:model_optim_rng|model_rng)\.pt", "Megatron-LM", _BRIDGE),
-    _kind(
+    (r"(?:\w+_)?mp_rank_00_(?:model|optim)_states\.pt", "DeepSpeed", _ZERO_TO_FP32),
+    (r"zero/.+/fp32\.pt", "DeepSpeed, as a universal checkpoint", "Export the model with its trainer."),
+    (r"mp_rank_\d+(?:_\d+)*/(?:model_optim_rng|model_rng)\.pt", "Megatron-LM", _BRIDGE),
+    (
         r"manifest\.ocdbt|ocdbt\.process_\d+/.*|_CHECKPOINT_METADATA",
         "Orbax (JAX)",
         "Convert it with its own library, such as MaxText's to_huggingface.py.",
     ),
 )
-_TENSORS = (
-    _kind(r"(?:.*\.)?decoder\.layers\..*\b(?:linear_qkv|linear_fc1)\.weight", "Megatron-Core", _BRIDGE),
-    _kind(r"(?:.*\.)?layers\.\d+\.attention\.wq\.weight", "torchtitan, in its own layout", _TITAN),
+_TENSORS: _Kinds = (
+    (r"(?:.*\.)?decoder\.layers\..*\b(?:linear_qkv|linear_fc1)\.weight", "Megatron-Core", _BRIDGE),
+    (r"(?:.*\.)?layers\.\d+\.attention\.wq\.weight", "torchtitan, in its own layout", _TITAN),
 )
 
 
-def refuse_foreign(paths: Iterable[str]) -> None:
+def refuse_foreign(paths: Collection[str]) -> None:
     """Raise SourceError if files at `paths` are a checkpoint of a kind that this tool does not read."""
-    paths = list(paths)
-    for kind in _FILES:
-        if files := [path for path in paths if kind.form.fullmatch(path)]:
-            raise SourceError(f"This is a checkpoint of {kind.what}, which is not read: {name_some(files)}.", kind.hint)
+    for form, what, hint in _FILES:
+        if files := _matching(form, paths):
+            raise SourceError(f"This is a checkpoint of {what}, which is not read: {name_some(files)}.", hint)
 
 
 def refuse_megatron(inside: Iterable[str]) -> None:
@@ -64,11 +51,15 @@ def refuse_megatron(inside: Iterable[str]) -> None:
         raise _unreadable("Megatron-Core or NeMo", f"{_BRIDGE} {_NEMO}")
 
 
-def refuse_foreign_names(names: Iterable[str]) -> None:
+def refuse_foreign_names(names: Collection[str]) -> None:
     """Raise SourceError if tensors have the names of a framework whose tensors hold other numbers than its class."""
-    found: Iterator[_Kind] = (kind for name in names for kind in _TENSORS if kind.form.fullmatch(name))
-    if kind := next(found, None):
-        raise _unreadable(kind.what, kind.hint)
+    for form, what, hint in _TENSORS:
+        if _matching(form, names):
+            raise _unreadable(what, hint)
+
+
+def _matching(form: str, names: Iterable[str]) -> list[str]:
+    return list(filter(re.compile(rf"(?:.*/)?(?:{form})", re.DOTALL).fullmatch, names))
 
 
 def _unreadable(what: str, hint: str) -> SourceError:

@@ -1,6 +1,5 @@
 """Find which library loads a repo, and which of its folders have weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sharding.checkpoint import weight_sets
@@ -9,7 +8,7 @@ from sharding.checkpoint.readers import is_of_run
 from sharding.checkpoint.weight_sets import TRANSFORMERS, Folders, Loader, has_index_alone, has_weights, own_names
 from sharding.core.protocols import Files
 from sharding.core.text import as_object
-from sharding.core.values import FileEntry, Library, folders_around
+from sharding.core.values import Library, folders_around
 from sharding.formats.names import CONFIG_NAME, is_duplicate, is_of_earlier_step, is_plain, may_be_model
 
 _LOADED_BY_TRANSFORMERS = ("Transformer", "CLIPModel")
@@ -31,13 +30,13 @@ class Layout:
     absent: frozenset[str] = frozenset()  # Folders of components that the pipeline lists as absent.
 
 
-def read_layout(source: Files, by_path: Mapping[str, FileEntry], inside: Folders) -> tuple[Documents, Layout]:
+def read_layout(source: Files, inside: Folders) -> tuple[Documents, Layout]:
     """Return the documents and the layout of a source. `inside` lists the files of each folder. Raises SourceError."""
-    documents = read_documents(source, by_path)
+    documents = read_documents(source)
     layout = _layout(inside, documents)
     if layout.library in ("transformers", "unknown", "diffusers") and not documents.is_pipeline:
         # A repo of PyTorchModelHubMixin can have any configuration, so its card may name another library.
-        library, tags = read_card_names(source, by_path)
+        library, tags = read_card_names(source)
         documents = replace(documents, library=library, tags=tags)
         layout = _layout(inside, documents)
     return documents, layout

@@ -1,6 +1,7 @@
-"""Read the few bytes in which files say how their quantized weights lie."""
+"""Read few bytes in many places of files, such as those that say how quantized weights lie."""
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect
+from collections.abc import Iterable, Sequence
 
 from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Files
@@ -15,38 +16,33 @@ MAX_NOTE_BYTES = 4096
 def read_notes(source: Files, tensors: Iterable[Tensor]) -> dict[str, bytes]:
     """Return the bytes of the tensors without which nobody knows the shapes of others, by name. Raises SourceError."""
     noted = [tensor for tensor in tensors if NOTES.search(tensor.name)]
-    if not noted:
-        return {}
     # With a scale for each few columns, the scales tell how many columns there are.
     of_channels = {
-        tensor.name for tensor in tensors if tensor.name.endswith(".weight_scale") and tensor.shape[1:] in ((), (1,))
+        tensor.name
+        for tensor in (tensors if noted else ())
+        if tensor.name.endswith(".weight_scale") and tensor.shape[1:] in ((), (1,))
     }
-    wanted = [
-        (tensor.recipe, tensor.name)
+    wanted = {
+        tensor.name: (tensor.recipe.file, tensor.recipe.start_byte, tensor.recipe.end_byte)
         for tensor in noted
         if isinstance(tensor.recipe, Stored) and 0 < tensor.bytes <= MAX_NOTE_BYTES
         if not tensor.name.endswith("_shape") or f"{tensor.name.removesuffix('_shape')}_scale" in of_channels
-    ]
+    }
+    return dict(zip(wanted, read_ranges(source, list(wanted.values()), JOIN_GAP_BYTES), strict=True))
+
+
+def read_ranges(source: Files, ranges: Sequence[tuple[str, int, int]], join_gap_bytes: int) -> list[bytes]:
+    """Return the bytes of each range (file, start and end), where those close together are read at once.
+
+    Raises SourceError.
+    """
+    runs = list[tuple[str, int, int]]()
+    for file, start, end in sorted(ranges):
+        if runs and file == runs[-1][0] and start <= runs[-1][2] + join_gap_bytes:
+            runs[-1] = file, runs[-1][1], max(runs[-1][2], end)
+        else:
+            runs.append((file, start, end))
     with readers(source.ranges_at_once) as pool:
-        found = pool.map(lambda run: _read(source, run), list(_runs(sorted(wanted))))
-        return {name: data for notes in found for name, data in notes.items()}
-
-
-_Run = list[tuple[Stored, str]]  # Neighbours in a file, which are read at once.
-
-
-def _runs(wanted: _Run) -> Iterator[_Run]:
-    run: _Run = []
-    for place, name in wanted:
-        if run and (place[:2] != run[-1][0][:2] or place.start_byte - run[-1][0].end_byte > JOIN_GAP_BYTES):
-            yield run
-            run = []
-        run.append((place, name))
-    if run:
-        yield run
-
-
-def _read(source: Files, run: _Run) -> dict[str, bytes]:
-    start, file = run[0][0].start_byte, run[0][0].file
-    data = b"".join(source.read(file, start, run[-1][0].end_byte))
-    return {name: data[place.start_byte - start : place.end_byte - start] for place, name in run}
+        data = list(pool.map(lambda run: b"".join(source.read(*run)), runs))
+    found = [(bisect(runs, (file, start, 1 << 63)) - 1, start, end) for file, start, end in ranges]
+    return [data[at][start - runs[at][1] : end - runs[at][1]] for at, start, end in found]

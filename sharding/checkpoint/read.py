@@ -8,23 +8,21 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
-from sharding.checkpoint.adapter import head_is_copy, with_adapter
+from sharding.checkpoint.adapter import head_is_copy, with_adapter, with_own_lora
 from sharding.checkpoint.documents import Documents, config_text, read_card_base, read_json, read_small
 from sharding.checkpoint.gguf import EVERY, holds_only_gguf, read_models
 from sharding.checkpoint.library import read_layout
 from sharding.checkpoint.notes import read_notes
-from sharding.checkpoint.own_lora import with_own_lora
 from sharding.checkpoint.readers import reader_of
 from sharding.checkpoint.readers.reader import Found
 from sharding.checkpoint.readers.safetensors import refuse_long, too_many_tensors
-from sharding.checkpoint.side_files import describe_links, other_weights, refuse_links, refuse_unfinished, sort_files
+from sharding.checkpoint.side_files import other_weights, refuse_links, refuse_unfinished, sort_files
 from sharding.checkpoint.state_dict import remarks_on
 from sharding.checkpoint.trained import as_trained, what_is_missing
 from sharding.checkpoint.weight_files import find_sets, named_set
 from sharding.checkpoint.weight_sets import WeightSet, by_folder, why_one_file
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_INDEX_BYTES, MAX_TENSORS
-from sharding.core.origin import Place
 from sharding.core.protocols import Files, Inputs
 from sharding.core.text import count, name_some, parsed_json, unreached_sentence
 from sharding.core.values import Component, Content, FileEntry, Finding, Tensor
@@ -32,7 +30,7 @@ from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
-from sharding.recipes.views import from_source
+from sharding.recipes.laid import from_source
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
@@ -52,19 +50,15 @@ def read_inputs(
     checkpoint = with_adapter(checkpoint, origin, most_bytes, most_tensors)
     for number, place in enumerate(origin.places):
         if place.role in ("like", "fill"):
-            other = _of_input(read_checkpoint(origin.sources[number], most_tensors=most_tensors), place, number)
+            other = read_checkpoint(origin.sources[number], most_tensors=most_tensors)
+            files = tuple(replace(file, source=number) for file in other.weight_files)
+            other = replace(other, source=place, tensors=from_source(other.tensors, number), weight_files=files)
             checkpoint = replace(checkpoint, others=(*checkpoint.others, other))
             if place.role == "like":  # the copy has no names of wrappers, and a head as its original has it
                 findings = tuple(finding for finding in checkpoint.findings if finding.code != "wrapped-names")
                 is_copy = head_is_copy(checkpoint, origin, most_bytes)
                 checkpoint = replace(checkpoint, findings=findings, head_is_copy=is_copy)
     return checkpoint
-
-
-def _of_input(content: Content, place: Place, number: int) -> Content:
-    """Return what another input holds, at `place`, with its `number` among the inputs of the job."""
-    files = tuple(replace(file, source=number) for file in content.weight_files)
-    return replace(content, source=place, tensors=from_source(content.tensors, number), weight_files=files)
 
 
 def read_checkpoint(
@@ -75,21 +69,21 @@ def read_checkpoint(
     With the `format` "gguf" these are its GGUF models, also without it if the source has no other weights. Raises
     SourceError, HeaderError for a broken weight file, and TooManyTensors before it reads so long a list.
     """
-    by_path = {file.path: file for file in source.files}
+    by_path = source.by_path
     if format == "gguf" or (not format and holds_only_gguf(by_path)):
         models = read_models(source, variant, most_tensors)
         _refuse_unreadable(source, models.side_files)
         return replace(models, findings=(*describe_source(source), *models.findings))
     variant = "" if variant == EVERY else variant
     folders = by_folder(by_path)
-    documents, layout = read_layout(source, by_path, folders)
+    documents, layout = read_layout(source, folders)
     refuse_links(source.links_out, layout.folders)
     selection = find_sets(folders, layout, documents.weights_named, variant)
     components, findings = [], list(selection.findings)
     weight_files: list[FileEntry] = []
     tensors: list[Tensor] = []
     for weight_set in selection.sets:
-        component, files, inside, remarks = _read_component(source, by_path, weight_set, most_tensors)
+        component, files, inside, remarks = _read_component(source, weight_set, most_tensors)
         if reason := why_one_file(layout.library, weight_set, [tensor.name for tensor in inside]):
             component, remark = _in_one_file(component, weight_set, reason)
             remarks.append(remark)
@@ -99,7 +93,10 @@ def read_checkpoint(
         findings += remarks
         if len(tensors) > min(most_tensors, MAX_TENSORS):
             raise too_many_tensors(source, most_tensors)
-    _refuse_unusable(tensors)
+    if not tensors:
+        raise SourceError("The weight files contain no tensors.", "Use a model that has weights.")
+    if len({tensor.name for tensor in tensors}) < len(tensors):  # "/" in a name may look like a folder
+        raise SourceError("Tensors of two folders have the same name.", "Rename one of them, and its folder.")
     findings += remarks_on(tensors)
     is_adapter = all(weight_set.stem == "adapter_model" for weight_set in selection.sets)
     if is_adapter:
@@ -112,9 +109,9 @@ def read_checkpoint(
         source.files, taken, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
     )
     _refuse_unreadable(source, side_files)
-    configs = read_configs(source, by_path, [component.folder for component in components])
+    configs = read_configs(source, [component.folder for component in components])
     _refuse_other_names(configs, taken)
-    card_base = read_card_base(source, by_path) if quantization_of(configs.get("", "")) else ""
+    card_base = read_card_base(source) if quantization_of(configs.get("", "")) else ""
     checkpoint = Content(
         source=source.ref,
         beside=source.places[1:],
@@ -137,7 +134,7 @@ def read_checkpoint(
     )
     first = (*describe_source(source), *what_is_missing(checkpoint))
     checkpoint = replace(checkpoint, findings=(*first, *checkpoint.findings))
-    return as_trained(with_own_lora(checkpoint, source, by_path))
+    return as_trained(with_own_lora(checkpoint, source))
 
 
 def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
@@ -149,23 +146,27 @@ def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
         yield Finding("warning", "adapter-alone", message, f"To merge it: {command}")
 
 
-def describe_source(source: Files) -> tuple[Finding, ...]:
-    """Return findings about the source itself: its commit and its links."""
+def describe_source(source: Files) -> Iterator[Finding]:
+    """Yield findings about the source itself: its commit, and its links that are left out."""
     hint = "If you do not want exactly this commit, use a branch, a tag, or a commit on one of them."
-    places = map(unreached_sentence, source.unreached)
-    unreached = (Finding("warning", "unreached-commit", sentence, hint) for sentence in places)
-    return (*unreached, *describe_links(source.links_out))
+    for place in source.unreached:
+        yield Finding("warning", "unreached-commit", unreached_sentence(place), hint)
+    if source.links_out:
+        left = name_some([link.rstrip("/") for link in source.links_out])
+        message = f"Left out: {left} (a link to a folder, or to a file outside the source)."
+        hint = "If the copy needs it, replace the link with the file or folder itself."
+        yield Finding("warning", "link-outside", message, hint)
 
 
 def _read_component(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int
+    source: Files, weight_set: WeightSet, most_tensors: int
 ) -> tuple[Component, Sequence[FileEntry], list[Tensor], list[Finding]]:
-    index = _read_index(source, by_path, weight_set, most_tensors)
+    by_path, index = source.by_path, _read_index(source, weight_set, most_tensors)
     findings = weight_set.findings(set(index.weight_map.values()) if index else set())
     index = index if weight_set.takes_index else None
     paths = weight_set.ranks or weight_set.files(index, by_path)
     reader = reader_of(paths, of_run=bool(weight_set.ranks))
-    found = reader.read(Found(source, by_path, weight_set, paths, most_tensors))
+    found = reader.read(Found(source, weight_set, [by_path[path] for path in paths], most_tensors))
     tensors, twice = _each_once(found.tensors, index)
     disagreements = compare_with_index(index, tensors, found.tied) if index else []
     total_parameters = index.total_parameters if index and not disagreements else None
@@ -199,21 +200,18 @@ def _refuse_other_names(configs: Mapping[str, str], taken: Container[str]) -> No
 
 def named_weights(source: Files) -> list[str]:
     """Return the weight files that config.json names, not the usual ones. Raises SourceError if one is missing."""
-    by_path = {file.path: file for file in source.files}
-    name = Documents(read_json(source, by_path.get(CONFIG_NAME))).weights_named
+    name = Documents(read_json(source, CONFIG_NAME)).weights_named
     if name is None:
         return []
-    weight_set = named_set(name, by_path)
-    return weight_set.files(_read_index(source, by_path, weight_set), by_path)
+    weight_set = named_set(name, source.by_path)
+    return weight_set.files(_read_index(source, weight_set), source.by_path)
 
 
-def _read_index(
-    source: Files, by_path: dict[str, FileEntry], weight_set: WeightSet, most_tensors: int = MAX_TENSORS
-) -> Index | None:
+def _read_index(source: Files, weight_set: WeightSet, most_tensors: int = MAX_TENSORS) -> Index | None:
     """Return the index of a set, None if there is none. One beside a single file, as MLX writes it, may be broken."""
     if weight_set.index is None:
         return None
-    file = by_path[weight_set.index]
+    file = source.by_path[weight_set.index]
     with nullcontext() if weight_set.takes_index else suppress(SourceError):
         refuse_long(source, file.bytes, most_tensors)
         return parse_index(read_small(source, file, MAX_INDEX_BYTES), file.path)
@@ -222,36 +220,24 @@ def _read_index(
 
 def _each_once(tensors: Sequence[Tensor], index: Index | None) -> tuple[list[Tensor], list[Finding]]:
     """Return each tensor once, from the last file that holds it. Raises SourceError if the index names another."""
-    if index is None or len({tensor.name for tensor in tensors}) == len(tensors):
+    if len({tensor.name for tensor in tensors}) == len(tensors):
         return list(tensors), []
     last: dict[str, Tensor] = {}
     for tensor in tensors:
         last[tensor.name] = max(tensor, last.get(tensor.name, tensor), key=lambda one: one.file)
     twice = [tensor for tensor in tensors if tensor is not last[tensor.name]]
     for tensor in twice:
-        used, named = last[tensor.name].file, index.weight_map.get(tensor.name)
+        used, named = last[tensor.name].file, index and index.weight_map.get(tensor.name)
         if named != used:
-            raise SourceError(
-                f"The tensor {tensor.name} is in two files: {tensor.file} and {used}. The index names "
-                f"{named or 'neither'}, but libraries load the one in {used}.",
-                f"If that is right, write {used} into the index. Else remove the tensor from {used}.",
-            )
+            reason, hint = "No index says which of them counts.", "Download the checkpoint again, or ask its author."
+            if index:
+                reason = f"The index names {named or 'neither'}, but libraries load the one in {used}."
+                hint = f"If that is right, write {used} into the index. Else remove the tensor from {used}."
+            raise SourceError(f"The tensor {tensor.name} is in two files: {tensor.file} and {used}. {reason}", hint)
     message = f"{count(len(twice), 'tensor')} {'is' if len(twice) == 1 else 'are'} in two files: "
     message += f"{name_some([tensor.name for tensor in twice])}. The copy has those that the index names."
     kept = [tensor for tensor in tensors if tensor is last[tensor.name]]
     return kept, [Finding("info", "stored-twice", message)]
-
-
-def _refuse_unusable(tensors: Iterable[Tensor]) -> None:
-    seen: dict[str, str] = {}
-    for tensor in tensors:
-        if tensor.name in seen:
-            message = f"The tensor {tensor.name} is in two files: {seen[tensor.name]} and {tensor.file}."
-            hint = "No index says which of them counts. Download the checkpoint again, or ask its author."
-            raise SourceError(message, hint)
-        seen[tensor.name] = tensor.file
-    if not seen:
-        raise SourceError("The weight files contain no tensors.", "Use a model that has weights.")
 
 
 def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
@@ -270,7 +256,7 @@ def _refuse_unreadable(source: Files, files: Iterable[FileEntry]) -> None:
             raise SourceError(f"{file.path} is {what}.", hint)
 
 
-def read_configs(source: Files, by_path: dict[str, FileEntry], folders: Iterable[str]) -> dict[str, str]:
+def read_configs(source: Files, folders: Iterable[str]) -> dict[str, str]:
     """Return the text of the configuration in each of `folders` that has one."""
-    texts = {folder: config_text(source, by_path.get(folder + CONFIG_NAME)) for folder in folders}
+    texts = {folder: config_text(source, folder + CONFIG_NAME) for folder in folders}
     return {folder: text.decode(errors="replace") for folder, text in texts.items() if text is not None}

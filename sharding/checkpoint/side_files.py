@@ -1,7 +1,7 @@
 """Decide which files and links beside the weights are copied and which are left out. Touches no files."""
 
 import re
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
 
 from sharding.checkpoint.documents import MODULES_NAME, OPEN_CLIP_NAME, PIPELINE_NAME, ROUTER_NAME, SPACY_NAME
 from sharding.checkpoint.weight_sets import Folders, Loader, as_safetensors, is_found_by_name, own_names
@@ -122,16 +122,6 @@ def refuse_links(links: Iterable[str], folders: Iterable[str] = ("",)) -> None:
             message = f"{shown_name(link)} is a link to a file outside the folder."
             hint = "Replace the link with the file itself. Links are followed only within the folder or in a Hub cache."
             raise SourceError(message, hint)
-
-
-def describe_links(links: Sequence[str]) -> list[Finding]:
-    """Return a finding about the links that are left out, if there are any."""
-    if not links:
-        return []
-    left = name_some([link.rstrip("/") for link in links])
-    message = f"Left out: {left} (a link to a folder, or to a file outside the source)."
-    hint = "If the copy needs it, replace the link with the file or folder itself."
-    return [Finding("warning", "link-outside", message, hint)]
 
 
 def weights_beside(

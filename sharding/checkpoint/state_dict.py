@@ -211,7 +211,7 @@ def findings_on_run(
     message = f"The ranks of a training run {f'({told}) ' if told else ''}saved these weights in "
     message += f"{count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
-    if (config := found.by_path.get(CONFIG_NAME)) and config.place:
+    if (config := found.source.by_path.get(CONFIG_NAME)) and config.place:
         message += f" {config.place} is the configuration of its base."
     yield Finding("info", "ranks", message)
     parts = []

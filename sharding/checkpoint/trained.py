@@ -9,7 +9,7 @@ from sharding.core.text import count, name_some
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats import quantization
 from sharding.formats.quantization import quantization_of
-from sharding.formats.torch_checkpoint import HEADS
+from sharding.model_class.class_table import HEADS
 from sharding.recipes.laid import Laid
 
 

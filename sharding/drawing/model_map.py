@@ -7,8 +7,7 @@ from typing import NamedTuple
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
-from sharding.planning.order import natural_key
-from sharding.planning.schemes import weight_of_part
+from sharding.planning.order import companions, natural_key
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
@@ -161,8 +160,10 @@ _Placed = Sequence[tuple[Tensor, str]]  # The tensors of a copy, each with its f
 def today_of(tensors: Iterable[Tensor], names: Container[str]) -> dict[str, tuple[str, int]]:
     """Return today's file and bytes of the tensors of a copy with `names`. Scales count to their weight."""
     places: dict[str, tuple[str, int]] = {}
+    tensors = list(tensors)
+    weight_of = {part.name: weight for weight, parts in companions(tensors, names).items() for part in parts}
     for tensor in tensors:
-        name = tensor.name if tensor.name in names else weight_of_part(tensor.name)
+        name = weight_of.get(tensor.name, tensor.name)
         file, size = places.get(name, (tensor.file, 0))
         places[name] = file, size + tensor.bytes
     return places

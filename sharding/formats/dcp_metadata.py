@@ -4,26 +4,24 @@ The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 
 torch itself reads it with an unrestricted `pickle.load`. `inert_pickle` never looks up the classes and functions in it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sharding.core.dtypes import BY_TORCH
-from sharding.core.limits import MAX_DIMENSIONS, MAX_NAME_CHARACTERS
+from sharding.core.limits import MAX_NAME_CHARACTERS
 from sharding.core.text import as_object, name_problem, shown_name
-from sharding.formats.inert_pickle import InertMachine, Instance
-from sharding.formats.torch_globals import Global, PickleRefused
+from sharding.formats.inert_pickle import InertMachine, Instance, dtype_of, entries_of, lengths_of
+from sharding.formats.torch_globals import PickleRefused
 
 
 @dataclass(frozen=True, slots=True)
 class SavedChunk:
-    """A piece of a tensor: its offsets and shape in the tensor, and the bytes of `file` that hold its archive."""
+    """A piece of a tensor: its offsets and shape in the tensor, and the bytes of `file` that are its archive."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     file: str
     start_byte: int
-    bytes: int
+    end_byte: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +35,18 @@ class SavedEntry:
     chunks: tuple[SavedChunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DcpMetadata:
-    """The tensors of a checkpoint in the order of its state dict, and the names of its other entries."""
+def parse_metadata(data: bytes) -> tuple[list[SavedEntry], list[str]]:
+    """Return the tensors of a checkpoint in the order of its state dict, and the names of its other entries.
 
-    entries: tuple[SavedEntry, ...]
-    others: tuple[str, ...]
-
-
-def parse_metadata(data: bytes) -> DcpMetadata:
-    """Return the content of a `.metadata` file. Raises PickleRefused."""
-    metadata = InertMachine(data).run()
+    Raises PickleRefused.
+    """
+    metadata = InertMachine(data).run().value
     if not _is(metadata, "Metadata"):
         raise PickleRefused("it is not a Metadata object of torch.distributed.checkpoint")
-    entries = _dictionary(metadata, "state_dict_metadata")
-    places, paths = _places(_dictionary(metadata, "storage_data")), as_object(metadata.state.get("planner_data"))
+    entries = entries_of(metadata.state.get("state_dict_metadata"), "its state_dict_metadata")
+    places, paths = _places(metadata.state.get("storage_data")), as_object(metadata.state.get("planner_data"))
     tensors, others = [], []
     for name, entry in entries.items():
-        if not isinstance(name, str):
-            raise PickleRefused("the name of an entry is not text")
-        if problem := name_problem(name):
-            raise PickleRefused(f"the name of the entry {shown_name(name)} {problem}")
         path = _path(name, paths.get(name))
         if _is(entry, "TensorStorageMetadata"):
             tensors.append(_entry(name, path, entry, places))
@@ -65,33 +54,20 @@ def parse_metadata(data: bytes) -> DcpMetadata:
             others.append(name)
         else:
             raise PickleRefused(f"it describes {name[:100]} as neither a tensor nor bytes")
-    return DcpMetadata(tuple(tensors), tuple(others))
+    return tensors, others
 
 
 def _is(value: Any, kind: str) -> bool:
     return isinstance(value, Instance) and value.kind == f"torch.distributed.checkpoint.metadata.{kind}"
 
 
-def _dictionary(instance: Instance, key: str) -> Mapping[Any, Any]:
-    value = instance.state.get(key)
-    if not isinstance(value, dict):
-        raise PickleRefused(f"its {key} is not a dictionary")
-    return value
-
-
-def _lengths(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple | list) or len(value) > MAX_DIMENSIONS:
-        raise PickleRefused(f"it has a shape that is not a list of at most {MAX_DIMENSIONS} lengths")
-    if not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
-        raise PickleRefused("it has a shape with invalid lengths")
-    return tuple(value)
-
-
 _Places = dict[tuple[str, str], tuple[str, int, int]]
-"""The file, first byte and length of each piece, by its tensor and offsets as text. Nobody can choose their hashes."""
+"""The file, first byte and end of each piece, by its tensor and offsets as text. Nobody can choose their hashes."""
 
 
-def _places(stored: Mapping[Any, Any]) -> _Places:
+def _places(stored: Any) -> _Places:
+    if not isinstance(stored, dict):
+        raise PickleRefused("its storage_data is not a dictionary")
     places: _Places = {}
     for index, info in stored.items():
         is_info = isinstance(info, Instance) and info.kind.endswith("._StorageInfo")
@@ -105,11 +81,11 @@ def _places(stored: Mapping[Any, Any]) -> _Places:
             raise PickleRefused(f"the name of the file {shown_name(file)} {problem}")
         if info.state.get("transform_descriptors"):
             raise PickleRefused(f"a piece of {name[:100]} is compressed or transformed in {file[:100]}")
-        start, size = _lengths((start, size))
-        key = name, str(None if offset is None else _lengths(offset))
+        start, size = lengths_of((start, size))
+        key = name, str(None if offset is None else lengths_of(offset))
         if key in places:
             raise PickleRefused(f"it lists one piece of {name[:100]} twice")
-        places[key] = file, start, size
+        places[key] = file, start, start + size
     return places
 
 
@@ -121,22 +97,15 @@ def _entry(name: str, path: tuple[str, ...], instance: Instance, places: _Places
     for chunk in chunks:
         if not _is(chunk, "ChunkStorageMetadata"):
             raise PickleRefused(f"its entry for a piece of {name[:100]} is incomplete")
-        offsets, size = _lengths(chunk.state.get("offsets")), _lengths(chunk.state.get("sizes"))
+        offsets, size = lengths_of(chunk.state.get("offsets")), lengths_of(chunk.state.get("sizes"))
         place = places.pop((name, str(offsets)), None)  # removed, or one piece could be used a million times
         if place is None:
             raise PickleRefused(f"it does not say where the piece of {name[:100]} at {list(offsets)} is")
         pieces.append(SavedChunk(offsets, size, *place))
-    return SavedEntry(name, path, _dtype(properties), _lengths(shape), tuple(pieces))
-
-
-def _dtype(properties: Instance) -> str:
-    """Return torch's name of the dtype. It is the first item of a tuple or, from an older torch, in a dictionary."""
+    # The dtype is the first item of a tuple or, from an older torch, in a dictionary.
     state = properties.state.get("", properties.state)
-    dtype = state[0] if isinstance(state, tuple) and state else state.get("dtype") if isinstance(state, dict) else None
-    name = dtype.name.removeprefix("torch.") if isinstance(dtype, Global) else ""
-    if name not in BY_TORCH:
-        raise PickleRefused("it has a tensor with an unknown dtype")
-    return name
+    dtype = state[0] if isinstance(state, tuple) and state else as_object(state).get("dtype")
+    return SavedEntry(name, path, dtype_of(dtype), lengths_of(shape), tuple(pieces))
 
 
 def _path(name: str, value: Any) -> tuple[str, ...]:

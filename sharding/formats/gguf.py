@@ -16,8 +16,8 @@ from struct import Struct, pack
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, GgufHead, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import what_is
@@ -366,15 +366,6 @@ class Gguf(FileFormat):
                 yield behind
 
     @override
-    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-        header, alignment, _ = _laid(plan, shard)
-        placed, at = list[Tensor](), len(header)
-        for tensor in shard.tensors:
-            placed.append(tensor._replace(recipe=Stored(0, shard.file, at, at + tensor.bytes)))
-            at += tensor.bytes + -tensor.bytes % alignment
-        return tuple(placed)
-
-    @override
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
         try:
             with path.open("rb") as file:
@@ -383,14 +374,6 @@ class Gguf(FileFormat):
         except OSError as error:
             raise HeaderError(f"{shard.file} cannot be read: {error}.", _HINT) from error
         return {name: TensorDigest(dtype, shape, "") for name, dtype, shape, *_ in header.tensors}, {}
-
-    @override
-    def indexes(self, plan: Plan) -> list[str]:
-        return []
-
-    @override
-    def beside(self, plan: Plan) -> dict[str, bytes]:
-        return {}
 
 
 def _laid(plan: Plan, shard: Shard) -> tuple[bytes, int, tuple[bytes, ...]]:

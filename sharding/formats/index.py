@@ -9,7 +9,7 @@ from sys import intern
 
 from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
-from sharding.core.text import as_object, name_problem, name_some, shown_name
+from sharding.core.text import as_object, name_problem, name_some, parsed_json, shown_name
 from sharding.core.values import Component, Finding, Plan, Tensor, folder_of
 
 
@@ -27,13 +27,10 @@ def parse_index(text: bytes, path: str) -> Index:
     hint = f"Download {path} again. Or delete it, and the shard files are read without it."
     folder = folder_of(path)
     suffix = ".bin" if ".bin." in path.removeprefix(folder) else ".safetensors"
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} is not valid JSON.", hint) from error
-    weight_map = as_object(as_object(document).get("weight_map"))
+    document = as_object(parsed_json(text))
+    weight_map = as_object(document.get("weight_map"))
     if not weight_map or not all(isinstance(file, str) for file in weight_map.values()):
-        raise SourceError(f"{path} has no weight_map from tensor names to file names.", hint)
+        raise SourceError(f"{path} is not JSON with a weight_map from tensor names to file names.", hint)
     for file in set(weight_map.values()):
         if not file.endswith(suffix) or name_problem(file) or re.search(r"[/\\\x00-\x1f]", file):
             moved = f"Put the weight files beside {path}, and name them in it without a folder."

@@ -8,10 +8,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharding.core.limits import MAX_DCP_STEPS
+from sharding.core.limits import MAX_DCP_STEPS, MAX_DIMENSIONS
+from sharding.core.text import name_problem, shown_name
 from sharding.formats import torch_globals
 from sharding.formats.torch_globals import Global, Ordered, PickleRefused
-from sharding.formats.torch_pickle import STEPS, Machine, text_of
+from sharding.formats.torch_pickle import STEPS, Machine
 
 _STANDARD = {
     "argparse.Namespace", "builtins.bytearray", "builtins.complex", "builtins.object", "builtins.set", "_codecs.encode",
@@ -39,15 +40,15 @@ class InertMachine(Machine):
     most_steps: ClassVar[int] = MAX_DCP_STEPS
     reader: ClassVar[str] = "this tool"
 
-    def _push_global(self) -> None:
-        self._stack.append(_named(self._line(), self._line()))
+    def _push_global(self, module: str, name: str) -> None:
+        self._stack.append(_named(module, name))
 
     def _push_named(self) -> None:
         module, name = self._pop_last(2)
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleRefused("the name of a class is not text")
         self._spend(len(module) + len(name))  # one long text may be part of many names
-        self._stack.append(_named(module, name))
+        self._push_global(module, name)
 
     def _call(self) -> None:
         arguments, function = self._stack.pop(), self._stack[-1]
@@ -85,18 +86,11 @@ class InertMachine(Machine):
 
 
 InertMachine.steps = STEPS | {
-    ord("c"): InertMachine._push_global,
-    ord("R"): InertMachine._call,
-    ord("\x81"): InertMachine._make,
-    ord("b"): InertMachine._build,
-    ord("\x90"): InertMachine._since_mark,
-    ord("\x93"): InertMachine._push_named,
-    ord("\x94"): lambda m: m._remember(len(m._memo)),
-    ord("\x95"): lambda m: m._take(8),
-    ord("\x8c"): lambda m: m._push(text_of(m._take(m._number(1)))),
-    ord("\x8d"): lambda m: m._push(text_of(m._take(m._number(8)))),
-    ord("C"): lambda m: m._push(m._take(m._number(1))),
-    ord("B"): lambda m: m._push(m._take(m._number(4))),
+    "ADDITEMS": lambda m, _: m._since_mark(),
+    "STACK_GLOBAL": lambda m, _: m._push_named(),
+    "MEMOIZE": lambda m, _: m._remember(len(m._memo)),
+    "FRAME": lambda m, _: None,
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES"), Machine._push),
 }
 
 
@@ -109,8 +103,34 @@ def _named(module: str, name: str) -> Global:
     return Global(full)
 
 
-def read_inert(data: bytes) -> InertMachine:
-    """Return what has read the pickle in `data`. Raises PickleRefused."""
-    machine = InertMachine(data)
-    machine.run()
-    return machine
+def state_of(value: Any) -> dict[Any, Any]:
+    """Return the state of an Instance, {} for anything else."""
+    return value.state if isinstance(value, Instance) else {}
+
+
+def entries_of(value: Any, what: str = "it") -> dict[str, Any]:
+    """Return the entries of a dictionary by name. Raises PickleRefused if `what` is none, or has a wrong name."""
+    if not isinstance(value, dict):
+        raise PickleRefused(f"{what} is not a dictionary")
+    for name in value:
+        if not isinstance(name, str):
+            raise PickleRefused("the name of an entry is not text")
+        if problem := name_problem(name):
+            raise PickleRefused(f"the name of the entry {shown_name(name)} {problem}")
+    return value
+
+
+def lengths_of(value: Any, most: int = MAX_DIMENSIONS) -> tuple[int, ...]:
+    """Return a shape, or a place in one. Raises PickleRefused unless it is a list of at most `most` lengths."""
+    if not isinstance(value, tuple | list) or len(value) > most:
+        raise PickleRefused(f"it has a shape or a place that is not a list of at most {most} lengths")
+    if not all(map(torch_globals.is_count, value)):
+        raise PickleRefused("it has a shape or a place with invalid lengths")
+    return tuple(value)
+
+
+def dtype_of(value: Any) -> str:
+    """Return torch's name of a dtype. Raises PickleRefused for anything else."""
+    if not isinstance(value, Global) or value.name not in torch_globals.DTYPES:
+        raise PickleRefused("it has a tensor with an unknown dtype")
+    return value.name.removeprefix("torch.")

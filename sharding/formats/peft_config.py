@@ -120,47 +120,31 @@ class Endings:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         """Take `patterns`. An earlier one counts before a later one."""
-        self._patterns = list(patterns)
-        self._plain, self._other = dict[str, int](), list[int]()
-        self._dotted: dict[int, list[int]] = {}
-        for number, pattern in enumerate(self._patterns):
-            if not _is_plain(pattern):
-                self._other.append(number)
-                continue
-            self._plain.setdefault(pattern, number)
-            if "." in pattern:
-                self._dotted.setdefault(len(pattern), []).append(number)
+        self._numbers = {pattern: number for number, pattern in enumerate(patterns)}
+        self._other = [pattern for pattern in self._numbers if not _is_plain(pattern)]
+        self._dotted: dict[int, list[str]] = {}
+        for pattern in self._numbers:
+            if "." in pattern and _is_plain(pattern):
+                self._dotted.setdefault(len(pattern), []).append(pattern)
         self._most_dots = {
-            size: max(self._patterns[number].count(".") for number in numbers) for size, numbers in self._dotted.items()
+            size: max(pattern.count(".") for pattern in patterns) for size, patterns in self._dotted.items()
         }
 
     def first(self, module: str, match: Match) -> str | None:
         """Return the first pattern that matches the end of `module`, None if none does."""
-        found, odd = [], list[int]()
-        for ending in endings(module):
-            if ending in self._plain:
-                found.append(self._plain[ending])
-            # A dot also matches another character. Only a name with more dots can do that.
-            if ending.count(".") < self._most_dots.get(len(ending), 0):
-                odd += self._dotted[len(ending)]
-        best = min(found, default=len(self._patterns))
-        for number in sorted({*self._other, *odd}):
-            if number >= best:
-                break
-            if match(rf"(.*\.)?({self._patterns[number]})", module):
-                return self._patterns[number]
-        return self._patterns[best] if found else None
+        ends = list(endings(module))
+        # A dot also matches another character. Only a name with more dots can do that.
+        dotted = [self._dotted[len(end)] for end in ends if end.count(".") < self._most_dots.get(len(end), 0)]
+        equal = {end for end in ends if end in self._numbers and _is_plain(end)}
+        for pattern in sorted(equal.union(self._other, *dotted), key=self._numbers.__getitem__):
+            if pattern in equal or match(rf"(.*\.)?({pattern})", module):
+                return pattern
+        return None
 
 
-class Names(dict[str, int]):
-    """Names of modules, without regular expressions, each with its place in a list."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__((name, number) for number, name in reversed(list(enumerate(names))))
-
-    def first_ending(self, name: str) -> str | None:
-        """Return the first of them that is `name`, or that follows one of its dots, None if none is."""
-        return min((ending for ending in endings(name) if ending in self), key=self.__getitem__, default=None)
+def _ends_in(module: str, names: frozenset[str]) -> bool:
+    """Return whether one of `names` is `module`, or follows one of its dots."""
+    return not names.isdisjoint(endings(module))
 
 
 class LoraConfig(BaseModel):
@@ -247,7 +231,7 @@ class LoraConfig(BaseModel):
         if isinstance(self.exclude_modules, str):
             if self.exclude_modules and match(self.exclude_modules, module):
                 return False
-        elif self._excluded.first_ending(module) is not None:
+        elif _ends_in(module, self._excluded):
             return False
         if any(self._is_inside(module, saved, match) for saved in self.modules_to_save):
             return False
@@ -257,7 +241,7 @@ class LoraConfig(BaseModel):
             if self.target_modules.lower() == ALL_LINEAR:
                 return module.rpartition(".")[2] not in ("lm_head", "output_layer", "embed_out")
             return match(self.target_modules, module) is not None
-        if self._targets.first_ending(module) is None:
+        if not _ends_in(module, self._targets):
             return False
         # A name that is in the list as a whole counts in every layer.
         return module in self._targets or not self.layers_to_transform or self._is_in_layers(module, match)
@@ -270,16 +254,15 @@ class LoraConfig(BaseModel):
 
     def targets_parameter(self, name: str) -> bool:
         """Return whether PEFT adds a low-rank update to the parameter `name` as such."""
-        return self._parameters.first_ending(name) is not None
+        return _ends_in(name, self._parameters)
 
     # Made once, because a model may have a hundred thousand modules.
     _ranks = cached_property(lambda self: Endings(self.rank_pattern))
     _alphas = cached_property(lambda self: Endings(self.alpha_pattern))
-    _targets = cached_property(lambda self: Names(self.target_modules or ()))
-    _excluded = cached_property(lambda self: Names(self.exclude_modules or ()))
-    _parameters = cached_property(lambda self: Names(self.target_parameters))
+    _targets = cached_property(lambda self: frozenset(self.target_modules or ()))
+    _excluded = cached_property(lambda self: frozenset(self.exclude_modules or ()))
+    _parameters = cached_property(lambda self: frozenset(self.target_parameters))
     _layers = cached_property(lambda self: frozenset(self.layers_to_transform))
-    _tokens = cached_property(lambda self: Names(as_object(self.trainable_token_indices)))
 
     def _is_in_layers(self, module: str, match: Match) -> bool:
         forms = [rf"(?:^|.*?\.){layers}\.(?P<idx>\d+)\..*" for layers in self.layers_pattern if layers]
@@ -291,8 +274,7 @@ class LoraConfig(BaseModel):
         """Return which rows of the embedding `module` are replaced, or None if the configuration does not say."""
         indices = self.trainable_token_indices
         if isinstance(indices, dict):
-            entry = self._tokens.first_ending(module)
-            return tuple(indices[entry]) if entry is not None else None
+            return next((tuple(rows) for name, rows in indices.items() if f".{module}".endswith(f".{name}")), None)
         return tuple(indices) if indices is not None else None
 
     @property

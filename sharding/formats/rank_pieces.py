@@ -10,9 +10,7 @@ from math import prod
 from typing import Any
 
 from sharding.core.dtypes import BY_TORCH
-from sharding.core.limits import MAX_DIMENSIONS
-from sharding.core.text import name_problem, shown_name
-from sharding.formats.inert_pickle import Instance
+from sharding.formats.inert_pickle import Instance, dtype_of, entries_of, lengths_of, state_of
 from sharding.formats.torch_globals import Global, Other, PickleRefused, StoredTensor
 from sharding.recipes.laid import strides_of
 
@@ -37,30 +35,26 @@ def parse_rank(state: Any, rank: int, ranks: int) -> tuple[dict[str, RankTensor]
 
     Raises PickleRefused if another rank saved it, or if a place is not known.
     """
-    if not isinstance(state, dict):
-        raise PickleRefused("it has no dictionary from names to tensors")
     tensors, others = dict[str, RankTensor](), list[str]()
-    for name, value in state.items():
-        if not isinstance(name, str):
-            raise PickleRefused("the name of an entry is not text")
-        if problem := name_problem(name):
-            raise PickleRefused(f"the name of the entry {shown_name(name)} {problem}")
-        is_cut = _is_tensor(value) and isinstance(value, Instance)
+    for name, value in entries_of(state).items():
         if isinstance(value, StoredTensor):
             whole = ((0,) * len(value.shape), value)
             tensors[name] = RankTensor(value.shape, value.dtype, (whole,), is_whole=True)
+        elif isinstance(value, Instance) and value.kind == _CUT:
+            if name.endswith(FLAT):
+                raise PickleRefused("it is a LOCAL_STATE_DICT (_flat_param), without names and shapes of parameters")
+            tensors[name] = _cut(name, value.arguments, rank, ranks)
         elif isinstance(value, Other) and value.is_tensor:
             raise PickleRefused(f"{name[:100]} is {value.what}, which cannot be read")
-        elif isinstance(value, dict) and any(_is_tensor(inside) for inside in value.values()):
+        elif isinstance(value, dict) and any(map(_is_tensor, value.values())):
             raise PickleRefused(f"{name[:100]} is a dictionary with tensors in it, and not a tensor")
-        elif not is_cut:
-            others.append(name)
-        elif name.endswith(FLAT):
-            raise PickleRefused("it is a LOCAL_STATE_DICT (_flat_param), without names and shapes of parameters")
         else:
-            tensors[name] = _cut(name, value.arguments, rank, ranks)
+            others.append(name)
     if not tensors:
         raise PickleRefused("it has no tensors by name")
+    for name, tensor in tensors.items():
+        if not BY_TORCH[tensor.dtype].name:
+            raise PickleRefused(f"{name[:100]} has the dtype {tensor.dtype}, which safetensors does not support")
     return tensors, others
 
 
@@ -74,75 +68,69 @@ def _cut(name: str, arguments: tuple[Any, ...], rank: int, ranks: int) -> RankTe
         raise PickleRefused(f"{name[:100]} is a tensor without a class")
     _, kind, made, state = arguments
     dtype, shape = (made[1], made[2]) if isinstance(made, tuple) and len(made) > 2 else (None, None)
-    torch_dtype = dtype.name.removeprefix("torch.") if isinstance(dtype, Global) else ""
-    if torch_dtype not in BY_TORCH or not BY_TORCH[torch_dtype].name:
-        raise PickleRefused(f"{name[:100]} has an unknown dtype")
-    whole, how = _numbers(shape), kind.name.rpartition(".")[2]
+    dtype, whole, how = dtype_of(dtype), lengths_of(shape), kind.name.rpartition(".")[2]
     if how not in ("DTensor", "ShardedTensor") or not kind.name.startswith("torch.distributed."):
         raise PickleRefused(f"{name[:100]} is a tensor of the class {kind.name[:100]}, which cannot be read")
-    if how == "ShardedTensor":
-        pieces = tuple(_shards(name, state, rank, ranks))
-    else:
-        fields = state[1] if isinstance(state, tuple) and len(state) == 2 else state
-        fields = fields if isinstance(fields, dict) else {}
-        pieces = tuple(_local(name, whole, fields, rank, ranks))
-    for _, tensor in pieces:
-        if not isinstance(tensor, StoredTensor) or tensor.dtype != torch_dtype:
-            raise PickleRefused(f"the piece of {name[:100]} is not a tensor of the dtype {torch_dtype}")
-    return RankTensor(whole, torch_dtype, pieces)
+    pieces = list[tuple[Numbers, StoredTensor]]()
+    for offsets, lengths, tensor in (_shards if how == "ShardedTensor" else _local)(name, whole, state, rank, ranks):
+        if not isinstance(tensor, StoredTensor) or (tensor.dtype, tensor.shape) != (dtype, lengths):
+            there = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, StoredTensor) else "no tensor"
+            raise PickleRefused(f"the piece of {name[:100]} is {there}, but its place is {dtype} {list(lengths)}")
+        pieces.append((offsets, tensor))
+    return RankTensor(whole, dtype, tuple(pieces))
 
 
-def _shards(name: str, state: Any, rank: int, ranks: int) -> Iterator[tuple[Numbers, Any]]:
+_Pieces = Iterator[tuple[Numbers, Numbers, Any]]  # The offsets and the shape of each piece, and what is there.
+
+
+def _shards(name: str, shape: Numbers, state: Any, rank: int, ranks: int) -> _Pieces:
     """Yield the pieces of a ShardedTensor. Each states its place."""
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], list):
         raise PickleRefused(f"{name[:100]} is an incomplete ShardedTensor")
-    group = _state(state[2])
+    group = state_of(state[2])
     _refuse_other_rank(group.get("global_rank"), group.get("global_world_size"), rank, ranks)
-    for shard in state[0]:
-        metadata, tensor = _state(_state(shard).get("metadata")), _state(shard).get("tensor")
-        offsets, sizes = _numbers(metadata.get("shard_offsets")), _numbers(metadata.get("shard_sizes"))
-        if not isinstance(tensor, StoredTensor) or tensor.shape != sizes:
-            raise PickleRefused(f"a piece of {name[:100]} is not the tensor that it says")
-        yield offsets, tensor
+    for shard in map(state_of, state[0]):
+        metadata = state_of(shard.get("metadata"))
+        offsets, sizes = lengths_of(metadata.get("shard_offsets")), lengths_of(metadata.get("shard_sizes"))
+        yield offsets, sizes, shard.get("tensor")
 
 
-def _local(
-    name: str, shape: Numbers, fields: Mapping[Any, Any], rank: int, ranks: int
-) -> Iterator[tuple[Numbers, Any]]:
+def _local(name: str, shape: Numbers, state: Any, rank: int, ranks: int) -> _Pieces:
     """Yield the piece of a DTensor. Its placements say where it is."""
-    spec, tensor = _state(fields.get("_spec")), fields.get("_local_tensor")
+    fields = state[1] if isinstance(state, tuple) and len(state) == 2 else state
+    fields = fields if isinstance(fields, dict) else {}
+    spec = state_of(fields.get("_spec"))
     placements = spec.get("placements")
-    counts, coordinates = _mesh(name, _state(spec.get("mesh")), rank, ranks)
+    counts, coordinates = _mesh(name, state_of(spec.get("mesh")), rank, ranks)
     if not isinstance(placements, tuple) or len(placements) != len(counts):
         raise PickleRefused(f"{name[:100]} does not say how it is cut")
-    offsets, lengths = box_of(shape, [_placement(name, one) for one in placements], counts, coordinates, _order(spec))
-    if not isinstance(tensor, StoredTensor) or tensor.shape != lengths:
-        there = f"{list(tensor.shape)}" if isinstance(tensor, StoredTensor) else "no tensor"
-        raise PickleRefused(f"the piece of {name[:100]} is {there}, but its place has the shape {list(lengths)}")
-    yield offsets, tensor
+    cuts = [_placement(name, one) for one in placements]
+    offsets, lengths = box_of(shape, cuts, counts, coordinates, _order(spec))
+    yield offsets, lengths, fields.get("_local_tensor")
 
 
 def _mesh(name: str, mesh: Mapping[Any, Any], rank: int, ranks: int) -> tuple[list[int], Numbers]:
     """Return how many parts each dimension of a mesh has, and which one of them the rank holds."""
-    layout, stored = _state(mesh.get("_layout")), mesh.get("mesh")
-    axes = [_state(axis) for axis in _listed(layout.get("axes"))]
+    layout, stored = state_of(mesh.get("_layout")), mesh.get("mesh")
+    shape, stride = layout.get("shape"), layout.get("stride")
+    axes = [(state_of(axis).get("shape"), state_of(axis).get("stride")) for axis in _listed(layout.get("axes"))]
     if isinstance(stored, StoredTensor):  # to torch 2.8: the ranks of this mesh alone
-        axes = [{"shape": n, "stride": step} for n, step in zip(stored.shape, strides_of(stored.shape), strict=True)]
-    elif not axes and isinstance(layout.get("shape"), tuple) and isinstance(layout.get("stride"), tuple):  # torch 2.9
-        axes = [{"shape": n, "stride": step} for n, step in zip(layout["shape"], layout["stride"], strict=False)]
-    parts = [(_several(axis.get("shape")), _several(axis.get("stride"))) for axis in axes]
+        axes = list(zip(stored.shape, strides_of(stored.shape), strict=True))
+    elif not axes and isinstance(shape, tuple) and isinstance(stride, tuple):  # torch 2.9
+        axes = list(zip(shape, stride, strict=False))
+    parts = [(_several(lengths), _several(strides)) for lengths, strides in axes]
     counts, coordinates = [prod(shape) for shape, _ in parts], mesh.get("_coordinate_on_dim")
     if not counts or not isinstance(coordinates, tuple | list) or len(coordinates) != len(counts):
         raise PickleRefused(f"the mesh of {name[:100]} does not say which part rank {rank} holds")
-    found = _numbers(coordinates)
+    found = lengths_of(coordinates)
     if not all(at < count for at, count in zip(found, counts, strict=True)):
         raise PickleRefused(f"the mesh of {name[:100]} is smaller than its coordinates")
-    root = _state(mesh.get("_root_mesh")) or mesh
+    root = state_of(mesh.get("_root_mesh")) or mesh
     if "_flatten_rank_map" in root:
-        every = _numbers(root["_flatten_rank_map"], _MOST_RANKS)
+        every = lengths_of(root["_flatten_rank_map"], _MOST_RANKS)
         _refuse_other_rank(mesh.get("_rank", rank), len(every), rank, ranks)
     else:
-        every = _numbers(mesh.get("_flatten_mesh_list") or (), _MOST_RANKS)
+        every = lengths_of(mesh.get("_flatten_mesh_list") or (), _MOST_RANKS)
         _refuse_other_rank(rank, max(ranks, 1 + max(every, default=0)), rank, ranks)
     if every and (rank not in every or tuple(_digits(every.index(rank), *part) for part in parts) != found):
         raise PickleRefused(f"it is not the file of rank {rank}, as its mesh says")
@@ -166,7 +154,7 @@ Placement = tuple[int | None, int]  # The dimension that is cut, None for a copy
 
 def _placement(name: str, value: Any) -> Placement:
     kind = value.kind.rpartition(".")[2] if isinstance(value, Instance) else ""
-    dimension, factor = _state(value).get("dim"), _state(value).get("split_factor", 0)
+    dimension, factor = state_of(value).get("dim"), state_of(value).get("split_factor", 0)
     if kind == "Replicate":
         return None, 0
     if kind not in ("Shard", "_StridedShard") or type(dimension) is not int or type(factor) is not int:
@@ -179,7 +167,7 @@ def _order(spec: Mapping[Any, Any]) -> dict[int, list[int]]:
     entries = [entry.arguments for entry in _listed(spec.get("shard_order")) if isinstance(entry, Instance)]
     if not all(len(entry) == 2 and type(entry[0]) is int for entry in entries):
         raise PickleRefused("it has an impossible order of cuts")
-    return {entry[0]: list(_numbers(entry[1])) for entry in entries}
+    return {entry[0]: list(lengths_of(entry[1])) for entry in entries}
 
 
 def box_of(
@@ -228,21 +216,9 @@ def _refuse_other_rank(stated: Any, total: Any, rank: int, ranks: int) -> None:
         raise PickleRefused(f"it is one of {str(total)[:20]} files, but {ranks} are expected")
 
 
-def _state(value: Any) -> dict[Any, Any]:
-    return value.state if isinstance(value, Instance) else {}
-
-
 def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, tuple | list) else ()
 
 
 def _several(value: Any) -> Numbers:
-    return _numbers((value,) if type(value) is int else value)
-
-
-def _numbers(value: Any, most: int = MAX_DIMENSIONS) -> Numbers:
-    if not isinstance(value, tuple | list) or len(value) > most:
-        raise PickleRefused("it has a shape or a place that is not a list of numbers")
-    if not all(type(item) is int and 0 <= item < 1 << 63 for item in value):
-        raise PickleRefused("it has a shape or a place with impossible numbers")
-    return tuple(value)
+    return lengths_of((value,) if type(value) is int else value)

@@ -9,6 +9,7 @@ safetensors writer. Tests compare both with the installed library.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
-from sharding.core.text import name_problem, shown_name
+from sharding.core.protocols import FileFormat
+from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
 from sharding.formats.index import build_indexes, index_paths
 from sharding.recipes.stored import Stored
@@ -147,9 +148,8 @@ def _read_metadata(value: Any) -> dict[str, str] | None:
         return None
     if not isinstance(value, tuple) or not all(isinstance(text, str) for _, text in value):
         raise ValueError("__metadata__ must map text to text")
-    for pair in value:
-        for text in pair:
-            _check_text(text)
+    for text in chain.from_iterable(value):
+        _check_text(text)
     return dict(value)
 
 
@@ -178,7 +178,8 @@ def _pick_fields(name: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     fields = {}
     for key, item in pairs:
         if key not in _FIELDS:
-            _check_ignored(key, item)
+            _check_text(key)
+            _check_ignored(item, 3)  # inside the document and the tensor's object
         elif key in fields:
             raise ValueError(f"tensor {name!r} has {key} twice")
         else:
@@ -193,33 +194,21 @@ def _usizes(value: Any) -> tuple[int, ...] | None:
 
 
 def _check_text(text: str) -> None:
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("a string contains half a surrogate pair") from None
+    if not text.isascii() and printable(text) != text:
+        raise ValueError("a string contains half a surrogate pair")
 
 
-def _check_ignored(key: str, value: Any) -> None:
+def _check_ignored(value: Any, depth: int) -> None:
     """Raise ValueError if an unknown field has a value that the reader's JSON parser refuses everywhere."""
-    level = [key, value]
-    depth = 2  # inside the document and the tensor's object
-    while level:
-        depth += 1
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, str):
-                _check_text(item)
-            elif type(item) is int and abs(item) >= USIZE_END:
-                _parse_float(str(item))  # serde_json reads numbers beyond 64 bits as floats
-            elif isinstance(item, list):
-                below.extend(item or [None])
-            elif isinstance(item, tuple):
-                below.extend([part for pair in item for part in pair] or [None])
-        if below and depth > MAX_HEADER_DEPTH:
+    if isinstance(value, str):
+        _check_text(value)
+    elif type(value) is int and abs(value) >= USIZE_END:
+        _parse_float(str(value))  # serde_json reads numbers beyond 64 bits as floats
+    elif isinstance(value, list | tuple):
+        if depth > MAX_HEADER_DEPTH:
             raise ValueError("it is nested too deeply")
-        level = below
+        for item in value if isinstance(value, list) else chain.from_iterable(value):
+            _check_ignored(item, depth + 1)
 
 
 def _lay_out(entries: Mapping[str, _Entry], data_bytes: int) -> list[tuple[str, str, tuple[int, ...], int, int]]:
@@ -262,10 +251,6 @@ class Safetensors(FileFormat):
     def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
         yield self._header(plan, shard)
         yield from shard.tensors
-
-    @override
-    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-        return parse_header(self._header(plan, shard), file_bytes, shard.file).tensors
 
     @override
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:

@@ -22,7 +22,7 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry
 from sharding.formats.torch_globals import PickleRefused, Storage
-from sharding.formats.torch_pickle import Machine, PickleCut, read_pickle
+from sharding.formats.torch_pickle import Machine, PickleCut
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 """The first two values of an old file (torch 2.13, `serialization.MAGIC_NUMBER`, `PROTOCOL_VERSION`)."""
@@ -92,20 +92,23 @@ class Reader:
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes `[start, end)`, or as many as there are."""
         end = min(end, self.file.bytes)
-        for known, data in self._known:
-            if known <= start and end <= known + len(data):
-                return data[start - known : end - known]
-        data = self.exactly(start, min(self.file.bytes, max(end, start + _FIRST_READ_BYTES)))
-        self._known.append((start, data))
+        if (data := self.known(start, end)) is None:
+            data = self.exactly(start, min(self.file.bytes, max(end, start + _FIRST_READ_BYTES)))
+            self._known.append((start, data))
         return data[: end - start]
+
+    def known(self, start: int, end: int) -> bytes | None:
+        """Return the bytes `[start, end)` if they are kept."""
+        inside = ((at, data) for at, data in self._known if at <= start and end <= at + len(data))
+        return next((data[start - at : end - at] for at, data in inside), None)
 
     def exactly(self, start: int, end: int) -> bytes:
         """Return the bytes `[start, end)` without keeping them."""
         return b"".join(self.source.read(self.file.path, start, end))
 
 
-def open_zip(reader: Reader, machine: Callable[[bytes], Machine] = read_pickle) -> tuple[Any, Locate]:
-    """Return the same as `open_bin` for a file from torch 1.6 or newer. `machine` reads the pickle in it."""
+def open_zip(reader: Reader, machine: type[Machine] = Machine) -> tuple[Any, Locate]:
+    """Return the same as `open_bin` for a file from torch 1.6 or newer. A `machine` reads the pickle in it."""
     size = reader.file.bytes
     start, end, count = _find_directory(reader.read(max(0, size - reader.tail_bytes), size), size)
     if end - start > MAX_DIRECTORY_BYTES:
@@ -135,7 +138,7 @@ def open_zip(reader: Reader, machine: Callable[[bytes], Machine] = read_pickle) 
             found = zip(by_key.items(), starts, strict=True)
             return {key: Place(start, record.bytes, record.crc32) for (key, record), start in found}
 
-    return machine(_content(reader, pickle)).value, locate
+    return machine(_content(reader, pickle)).run().value, locate
 
 
 def _start(reader: Reader, record: _Record) -> int:
@@ -260,17 +263,17 @@ def _read_old(reader: Reader) -> tuple[Any, Locate]:
 
 
 def _read_pickles(data: bytes, file: FileEntry) -> tuple[Any, Locate]:
-    magic = read_pickle(data)
+    magic = Machine(data).run()
     if magic.value != _MAGIC:
         raise PickleRefused("torch did not write it")
-    protocol = read_pickle(data, magic.position)
-    machine = read_pickle(data, protocol.position)
+    protocol = Machine(data, magic.position).run()
+    machine = Machine(data, protocol.position).run()
     if protocol.value != _PROTOCOL or not isinstance(machine.value, dict):
         raise PickleRefused("no known version of torch wrote it")
     if machine.value.get("little_endian") is not True:
         raise _unstreamable(file, "it was written on a big-endian machine")
-    pickle = read_pickle(data, machine.position, id_parts=6)
-    keys = read_pickle(data, pickle.position)
+    pickle = Machine(data, machine.position, id_parts=6).run()
+    keys = Machine(data, pickle.position).run()
     listed = keys.value if isinstance(keys.value, list) else []
     if not all(isinstance(key, str) for key in listed) or sorted(listed) != sorted(pickle.storages):
         raise PickleRefused("its list of storages does not match the storages that its tensors use")

@@ -97,7 +97,8 @@ def key_of(key: Any) -> str | int:
     raise PickleRefused("it has a dictionary with keys that are neither text nor small numbers")
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Return whether a value is a number of things that may be in a file."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -109,7 +110,7 @@ def storage_of(reference: Any, parts: int) -> Storage:
     kind, key, location, count = reference[1:5]
     named = kind.name if isinstance(kind, Global) else ""
     is_known = named in STORAGE_DTYPES or (named == UNTYPED and parts == ID_PARTS)
-    if not is_known or not isinstance(key, str) or not isinstance(location, str) or not _is_count(count):
+    if not is_known or not isinstance(key, str) or not isinstance(location, str) or not is_count(count):
         raise PickleRefused("it describes an impossible storage")
     return Storage(key, STORAGE_DTYPES.get(named), count)
 
@@ -152,7 +153,7 @@ def _tensor_v3(
     if not isinstance(storage, Storage) or not isinstance(dtype, Global) or dtype.name not in DTYPES:
         raise PickleRefused("it creates a tensor without a valid storage or dtype")
     sizes = isinstance(shape, tuple) and isinstance(strides, tuple) and len(shape) == len(strides)
-    if not sizes or len(shape) > MAX_DIMENSIONS or not all(map(_is_count, (offset, *shape, *strides))):
+    if not sizes or len(shape) > MAX_DIMENSIONS or not all(map(is_count, (offset, *shape, *strides))):
         raise PickleRefused("it creates a tensor with an impossible offset, shape or strides")
     if not isinstance(metadata, dict | None):
         raise PickleRefused("it creates a tensor with invalid metadata")
@@ -187,7 +188,7 @@ def _typed(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
 
 
 def _size(lengths: Any = ()) -> tuple[Any, ...]:
-    if not isinstance(lengths, tuple | list) or not all(map(_is_count, lengths)):
+    if not isinstance(lengths, tuple | list) or not all(map(is_count, lengths)):
         raise PickleRefused("it creates a shape with invalid lengths")
     return tuple(lengths)
 

@@ -6,37 +6,31 @@ that it refuses is refused here. If it would call a function of torch, a value s
 text and small numbers. Nobody can make the hashes of such keys collide.
 """
 
-import struct
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from io import BytesIO
+from pickletools import ArgumentDescriptor, opcodes, string1, stringnl_noescape_pair
+from typing import Any, ClassVar, Self
 
 from sharding.core.limits import MAX_PICKLE_MARKS, MAX_PICKLE_STEPS
 from sharding.formats import torch_globals
 from sharding.formats.torch_globals import Global, Ordered, Other, PickleRefused, Storage
+
+_OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in opcodes}
 
 
 class PickleCut(PickleRefused):
     """The pickle continues after the end of its bytes."""
 
 
-def read_pickle(data: bytes, start: int = 0, id_parts: int = torch_globals.ID_PARTS) -> "Machine":
-    """Return what has read the pickle at `data[start:]`. The name of a storage in it has `id_parts` parts.
-
-    Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
-    `Other`. Time and memory grow with the number of instructions, at most `MAX_PICKLE_STEPS`. Raises PickleRefused.
-    """
-    machine = Machine(data, start, id_parts)
-    machine.run()
-    return machine
-
-
 class Machine:
-    """One run through a pickle, with the stack of its instructions. `run` raises PickleRefused.
+    """One run through a pickle, with the stack of its instructions.
 
     It has the `storages` that the pickle names (by key) and, at the end, the `value` and the `position` behind it.
+    Dictionaries, lists, tuples, texts and numbers are themselves. Tensors are `StoredTensor`, and everything else is
+    `Other`. Time and memory grow with the number of instructions, at most `most_steps`.
     """
 
-    steps: ClassVar[Mapping[int, Callable[[Any], Any]]] = {}
+    steps: ClassVar[Mapping[str, Callable[[Any, Any], Any]]] = {}
     most_steps: ClassVar[int] = MAX_PICKLE_STEPS
     reader: ClassVar[str] = "torch's weights-only reader"
 
@@ -52,51 +46,35 @@ class Machine:
         self._marked: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
-    def run(self) -> Any:
-        """Follow all instructions. Return the value that remains at the end."""
-        data, size, steps = self._data, len(self._data), self.steps
+    def run(self) -> Self:
+        """Follow all instructions. Return the machine. Raises PickleRefused."""
+        stream = BytesIO(self._data)
+        stream.seek(self.position)
         try:
-            while self.position < size and (code := data[self.position]) != ord("."):
-                step = steps.get(code)
-                if step is None:
-                    raise PickleRefused(f"{self.reader} does not support its instruction {bytes([code])!r}")
-                self.position += 1
-                step(self)
+            while (code := stream.read(1)) != b".":
+                if not code:
+                    raise PickleCut("it ends early")
+                opcode = _OPCODES.get(code)
+                step = self.steps.get(opcode.name) if opcode else None
+                if opcode is None or step is None:
+                    raise PickleRefused(f"{self.reader} does not support its instruction {code!r}")
+                step(self, opcode.arg and _argument(opcode.arg, stream))
                 self._spend(1)
-            self._take(1)
-            self.value = self._stack.pop()
+            self.value, self.position = self._stack.pop(), stream.tell()
         except (IndexError, KeyError) as error:
             raise PickleRefused("it uses a value that does not exist") from error
-        return self.value
+        return self
 
     def _spend(self, steps: int) -> None:
         self._steps_left -= steps
         if self._steps_left < 0:
             raise PickleRefused(f"it has more than {self.most_steps} instructions")
 
-    def _take(self, count: int) -> bytes:
-        end = self.position + count
-        if end > len(self._data):
-            raise PickleCut("it ends early")
-        taken = self._data[self.position : end]
-        self.position = end
-        return taken
-
-    def _number(self, size: int, *, signed: bool = False) -> int:
-        return int.from_bytes(self._take(size), "little", signed=signed)
-
-    def _line(self) -> str:
-        end = self._data.find(b"\n", self.position)
-        if end < 0:
-            raise PickleCut("it ends early")
-        return text_of(self._take(end + 1 - self.position)[:-1])
-
     def _since_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._marked.pop()
         return items
 
-    def _push_global(self) -> None:
-        module, name = self._line(), self._line()
+    def _push_global(self, module: str, name: str) -> None:
         # Protocol 2 uses the names of Python 2.
         full = f"{'builtins' if module == '__builtin__' else module}.{name}"
         if full not in torch_globals.ALLOWED:
@@ -160,48 +138,50 @@ class Machine:
         return items
 
 
-def text_of(data: bytes, errors: str = "strict") -> str:
-    """Return `data` as text. Raises PickleRefused if it is not UTF-8."""
+def _argument(form: ArgumentDescriptor, stream: BytesIO) -> Any:
+    """Return the argument of an instruction, as `pickletools` reads it. Raises PickleRefused."""
     try:
-        return str(data, "utf-8", errors)
+        if form is stringnl_noescape_pair:  # pickletools undoes escapes in names, and pickle does not
+            lines = [stream.readline(), stream.readline()]
+            if lines[1][-1:] != b"\n":
+                raise PickleCut("it ends early")
+            return [line[:-1].decode() for line in lines]
+        value = form.reader(stream)
+        return value.encode("latin-1").decode() if form is string1 else value
     except UnicodeDecodeError as error:
         raise PickleRefused("it contains text that is not UTF-8") from error
+    except ValueError as error:
+        raise PickleCut("it ends early") from error
 
 
-STEPS: dict[int, Callable[[Machine], Any]] = {
-    ord("\x80"): lambda m: m._take(1),
-    ord("c"): Machine._push_global,
-    ord("R"): Machine._call,
-    ord("\x81"): Machine._make,
-    ord("b"): Machine._build,
-    ord("Q"): Machine._store,
-    ord("("): Machine._mark,
-    ord("a"): lambda m: m._append(m._pop_last(1)),
-    ord("e"): lambda m: m._append(m._since_mark()),
-    ord("s"): lambda m: m._set(m._pop_last(2)),
-    ord("u"): lambda m: m._set(m._since_mark()),
-    ord("t"): lambda m: m._push(tuple(m._since_mark())),
-    ord("\x85"): lambda m: m._push(tuple(m._pop_last(1))),
-    ord("\x86"): lambda m: m._push(tuple(m._pop_last(2))),
-    ord("\x87"): lambda m: m._push(tuple(m._pop_last(3))),
-    ord("N"): lambda m: m._push(None),
-    ord("\x89"): lambda m: m._push(False),
-    ord("\x88"): lambda m: m._push(True),
-    ord(")"): lambda m: m._push(()),
-    ord("]"): lambda m: m._push([]),
-    ord("}"): lambda m: m._push({}),
-    ord("\x8f"): lambda m: m._push(Other("builtins.set")),
-    ord("J"): lambda m: m._push(m._number(4, signed=True)),
-    ord("K"): lambda m: m._push(m._number(1)),
-    ord("M"): lambda m: m._push(m._number(2)),
-    ord("G"): lambda m: m._push(struct.unpack(">d", m._take(8))[0]),
-    ord("X"): lambda m: m._push(text_of(m._take(m._number(4)), "surrogatepass")),
-    ord("U"): lambda m: m._push(text_of(m._take(m._number(1)))),
-    ord("\x8a"): lambda m: m._push(int.from_bytes(m._take(m._number(1)), "little", signed=True)),
-    ord("h"): lambda m: m._push(m._memo[m._number(1)]),
-    ord("j"): lambda m: m._push(m._memo[m._number(4)]),
-    ord("q"): lambda m: m._remember(m._number(1)),
-    ord("r"): lambda m: m._remember(m._number(4)),
+STEPS: dict[str, Callable[[Machine, Any], Any]] = {
+    "PROTO": lambda m, _: None,
+    "GLOBAL": lambda m, names: m._push_global(*names),
+    "REDUCE": lambda m, _: m._call(),
+    "NEWOBJ": lambda m, _: m._make(),
+    "BUILD": lambda m, _: m._build(),
+    "BINPERSID": lambda m, _: m._store(),
+    "MARK": lambda m, _: m._mark(),
+    "APPEND": lambda m, _: m._append(m._pop_last(1)),
+    "APPENDS": lambda m, _: m._append(m._since_mark()),
+    "SETITEM": lambda m, _: m._set(m._pop_last(2)),
+    "SETITEMS": lambda m, _: m._set(m._since_mark()),
+    "TUPLE": lambda m, _: m._push(tuple(m._since_mark())),
+    "TUPLE1": lambda m, _: m._push(tuple(m._pop_last(1))),
+    "TUPLE2": lambda m, _: m._push(tuple(m._pop_last(2))),
+    "TUPLE3": lambda m, _: m._push(tuple(m._pop_last(3))),
+    "NONE": lambda m, _: m._push(None),
+    "NEWFALSE": lambda m, _: m._push(False),
+    "NEWTRUE": lambda m, _: m._push(True),
+    "EMPTY_TUPLE": lambda m, _: m._push(()),
+    "EMPTY_LIST": lambda m, _: m._push([]),
+    "EMPTY_DICT": lambda m, _: m._push({}),
+    "EMPTY_SET": lambda m, _: m._push(Other("builtins.set")),
+    **dict.fromkeys(
+        ("BININT", "BININT1", "BININT2", "BINFLOAT", "BINUNICODE", "LONG1", "SHORT_BINSTRING"), Machine._push
+    ),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda m, number: m._push(m._memo[number])),
+    **dict.fromkeys(("BINPUT", "LONG_BINPUT"), Machine._remember),
 }
-"""The action of each instruction, by its code (pickletools of Python 3.11)."""
+"""The action of each instruction, by its name in `pickletools`. It gets the machine and the instruction's argument."""
 Machine.steps = STEPS

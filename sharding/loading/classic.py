@@ -27,7 +27,7 @@ from sharding.core.values import Content, FileEntry, Shard, Tensor
 from sharding.loading.costs import ClassicCost
 from sharding.loading.measure import Load, free_memory_bytes, predict_load
 from sharding.planning.cast import cast_change
-from sharding.planning.plan import plan_components, written_configs
+from sharding.planning.plan import plan_shards, written_configs
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import Prepared
 
@@ -104,9 +104,8 @@ def prepared_classic(origin: Files, options: Options) -> Iterator[Prepared]:
         beside = weights_beside(by_folder(file.path for file in origin.files), {"": TRANSFORMERS})
         side_files, _ = sort_files(origin.files, (), beside)
         as_saved = replace(options, strategy="size", order="stored")
-        plan = plan_components(checkpoint.components, checkpoint.tensors, as_saved)
-        by_path = {file.path: file for file in side_files}
-        configs = read_configs(origin, by_path, [component.folder for component in checkpoint.components])
+        plan = plan_shards(checkpoint.tensors, as_saved, checkpoint.components)
+        configs = read_configs(origin, [component.folder for component in checkpoint.components])
         written = written_configs(configs, checkpoint.reconfigured, options)
         original = None
         with suppress(SourceError):

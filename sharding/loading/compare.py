@@ -14,7 +14,7 @@ from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress
 from sharding.core.limits import MEMORY_SHARE
-from sharding.core.options import chosen
+from sharding.core.option import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Content, FileEntry, Plan, ShardRecord

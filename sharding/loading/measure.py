@@ -86,8 +86,7 @@ def probes(folders: Sequence[Path], load: Load) -> Generator[LoadCost]:
 
 def _cost(said: Mapping[str, Any]) -> LoadCost:
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
-    known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
-    known["curve"] = thin([Moment(*row) for row in said["curve"]])
+    known |= {"tokens": tuple(said.get("tokens", ())), "curve": thin([Moment(*row) for row in said["curve"]])}
     return LoadCost(**known)
 
 
@@ -159,7 +158,7 @@ def is_loaded(path: str) -> bool:
 def predict_load(source: Files, files: Sequence[FileEntry], load: Load) -> Prediction:
     """Return the predicted cost of loading `files` of `source`, from headers and configuration."""
     weights, dequantized = [file for file in files if is_loaded(file.path)], 0
-    text = config_text(source, next((file for file in source.files if file.path == "config.json"), None)) or b""
+    text = config_text(source, "config.json") or b""
     config = text.decode(errors="replace")
     if weights[0].path.endswith(".bin"):
         document = parsed_json(config)

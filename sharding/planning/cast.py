@@ -14,7 +14,7 @@ from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import dtype_of_first, method_of, quantization_of, quantized_in
 from sharding.planning.draft import Draft
 from sharding.planning.schemes import can_help
-from sharding.recipes.cast import Cast
+from sharding.recipes.cast import Cast, narrows
 
 
 def cast_tensors(tensors: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Tensor, ...]:
@@ -83,7 +83,7 @@ def cast_findings(after: Iterable[Tensor], dtype: str, hints: Hints) -> tuple[Fi
 
 def may_overflow(tensors: Iterable[Tensor]) -> bool:
     """Return whether a cast of any of `tensors` may make finite numbers infinite."""
-    return any(tensor.recipe.narrows for tensor in tensors)
+    return any(narrows(tensor.recipe) for tensor in tensors)
 
 
 def refuse_cast(draft: Draft) -> None:

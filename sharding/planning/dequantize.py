@@ -1,7 +1,7 @@
 """Decide which tensors a quantized checkpoint has after it is dequantized. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
@@ -21,7 +21,7 @@ from sharding.planning.cast import cast_tensors
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import by_folder
 from sharding.planning.quantizers.format import OF_CACHE, OF_ORIGIN, Scheme, Weight, weight_of
-from sharding.planning.schemes import scheme_of, scheme_without
+from sharding.planning.schemes import COMFY_KEY, scheme_of, scheme_without
 
 
 def dequantized(draft: Draft) -> Draft:
@@ -40,19 +40,21 @@ def dequantized(draft: Draft) -> Draft:
     if not schemes:
         hint = "Leave out --dequantize. Use --dtype alone to cast it."
         raise UsageError("This checkpoint is not quantized.", hint, Remedy("leave_dequantize_out"))
-    components = (
-        replace(component, total_parameters=None, metadata=_without_comfy(component.metadata))
-        if component.folder in schemes
-        else component
-        for component in draft.components
+    components = tuple(
+        replace(one, metadata={key: value for key, value in one.metadata.items() if key != COMFY_KEY})
+        if one.folder in schemes
+        else one
+        for one in draft.components
     )
     weights, used = _weights(draft.tensors, schemes, draft.content.notes)
-    tensors = tuple(_ordinary_tensors(draft.tensors, schemes, weights, used))
+    computed = {name: weight.format.make(weight) for name, weight in weights.items()}
     words = {weight.scheme.words or weight.format.words: None for weight in weights.values()}
     # A merge into what a job without it would have written.
     is_bf16 = draft.options.dtype == "keep" or draft.content.of("adapter") is not None
     made = "bf16" if is_bf16 else draft.options.dtype
-    before, how = {tensor.name: tensor for tensor in draft.tensors}, "; ".join(words)
+    if is_bf16:
+        computed = dict(zip(computed, cast_tensors(computed.values(), made, {}), strict=True))
+    tensors, how = tuple(_ordinary_tensors(draft.tensors, schemes, computed, used)), "; ".join(words)
     change = Change(
         kind="dequantize",
         done=f"dequantized to {made} ({how})" if is_bf16 else f"dequantized ({how})",
@@ -60,17 +62,14 @@ def dequantized(draft: Draft) -> Draft:
         how=f"Every quantized number is multiplied by its scale and rounded to {made}. The copy is as precise as the "
         "quantized original, not more.",
         then=f"It takes the memory of {made} weights.",
-        changed=sum(before.get(tensor.name) != tensor for tensor in tensors),
+        changed=len(computed),
         of=len(tensors),
         keeps_size=False,
         evidence=how,
         peer=f"{next(iter(weights.values())).scheme.peer}, then save_pretrained",
     )
-    if is_bf16:
-        computed = iter(cast_tensors([tensor for tensor in tensors if before.get(tensor.name) != tensor], "bf16", {}))
-        tensors = tuple(tensor if before.get(tensor.name) == tensor else next(computed) for tensor in tensors)
     after = _without_quantization(draft, schemes)
-    return replace(after, tensors=tensors, components=tuple(components), made=(*draft.made, change))
+    return replace(after, tensors=tensors, components=components, made=(*draft.made, change))
 
 
 def _without_quantization(draft: Draft, folders: Collection[str]) -> Draft:
@@ -97,21 +96,16 @@ def without_left_over(draft: Draft) -> Draft:
     return _without_quantization(replace(draft, findings=(*draft.findings, finding), options=options), of)
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What dequantizing a checkpoint would give. `words` say how it is quantized; `bytes_after` are in bf16."""
+def offer(checkpoint: Content) -> tuple[str, str, str] | None:
+    """Return how a checkpoint is quantized, and its size now and in bf16; None if it cannot be dequantized or need not.
 
-    words: str
-    bytes_before: int
-    bytes_after: int
-
-
-def offer(checkpoint: Content) -> Offer | None:
-    """Return what dequantizing a checkpoint would give, None if it cannot be dequantized or need not."""
+    All are words: ("fp8", "1.0 MB", "2.0 MB").
+    """
     after = ordinary(checkpoint)
     if after is None or not after.made:
         return None
-    return Offer(after.made[-1].evidence, checkpoint.total_bytes, sum(tensor.bytes for tensor in after.tensors))
+    size = sum(tensor.bytes for tensor in after.tensors)
+    return after.made[-1].evidence, format_bytes(checkpoint.total_bytes), format_bytes(size)
 
 
 def ordinary(checkpoint: Content) -> Draft | None:
@@ -130,11 +124,10 @@ def ordinary(checkpoint: Content) -> Draft | None:
 
 def offering(checkpoint: Content) -> Content:
     """Return `checkpoint`, with a finding if its weights can be dequantized."""
-    offered = offer(checkpoint)
-    if offered is None:
+    if (offered := offer(checkpoint)) is None:
         return checkpoint
-    message = f"Its weights are quantized with {offered.words}. They take {format_bytes(offered.bytes_before)} now, "
-    message += f"and {format_bytes(offered.bytes_after)} as ordinary bf16."
+    how, before, after = offered
+    message = f"Its weights are quantized with {how}. They take {before} now, and {after} as ordinary bf16."
     hint = "Add --dequantize to train the model, or for tools that do not know these weights."
     return replace(checkpoint, findings=(*checkpoint.findings, Finding("info", "quantized", message, hint)))
 
@@ -149,10 +142,6 @@ def _schemes(draft: Draft) -> dict[str, Scheme]:
             if quantized_in(inside):
                 schemes[component.folder] = scheme_without(component, inside)
     return schemes
-
-
-def _without_comfy(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in metadata.items() if key != "_quantization_metadata"}
 
 
 def _weights(
@@ -177,13 +166,13 @@ def _weights(
 
 
 def _ordinary_tensors(
-    tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], weights: Mapping[str, Weight], used: Collection[str]
+    tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], computed: Mapping[str, Tensor], used: Collection[str]
 ) -> Iterator[Tensor]:
-    """Yield `tensors` after they are dequantized. Raises SourceError."""
+    """Yield `tensors` with those `computed`, by the name of their codes. Raises SourceError."""
     for tensor in tensors:
         scheme = schemes.get(tensor.folder)
-        if weight := weights.get(tensor.name):
-            yield weight.format.make(weight)
+        if tensor.name in computed:
+            yield computed[tensor.name]
         elif not scheme or not (tensor.name in used or tensor.name.endswith(OF_CACHE) or OF_COMFY.search(tensor.name)):
             if scheme and _is_part(tensor):
                 raise _other_kind(tensor.name, scheme)

@@ -1,7 +1,7 @@
 """Decide which device holds which block of a model, within memory budgets, and say where its weights fit. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -80,26 +80,26 @@ def plan_devices(
 ) -> DevicePlan:
     """Return the plan for a checkpoint, from accelerate's device map. `place` and `dtype` go into its code."""
     file_of = {tensor.name: tensor.file for tensor in tensors}
-    loads: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
-    files: dict[str, set[str]] = {device: set() for device in loads}
+    sizes: dict[str, int] = dict.fromkeys([*budgets, DISK], 0)
+    files: dict[str, set[str]] = {device: set() for device in sizes}
     for weight in architecture.weights:
         module = weight.name  # the longest entry of the map that is a prefix of the name decides
         while module not in architecture.device_map and module:
             module = module.rpartition(".")[0]
         device = architecture.device_map[module]
-        loads[device] += weight.bytes
+        sizes[device] += weight.bytes
         names = (_stored_name(saved, file_of) for saved in weight.saved_as)
         files[device] |= {file_of[stored] for stored in names if stored}
-    modules = {device: tuple(m for m, at in architecture.device_map.items() if at == device) for device in loads}
-    loads_with_modules = tuple(
+    name, device_map, trouble = architecture.class_name, architecture.device_map, architecture.trouble
+    modules = {device: tuple(module for module, at in device_map.items() if at == device) for device in sizes}
+    loads = tuple(
         DeviceLoad(device, budgets.get(device), size, modules[device], tuple(sorted(files[device])))
-        for device, size in loads.items()
+        for device, size in sizes.items()
         if modules[device] or device != DISK
     )
-    name, device_map, trouble = architecture.class_name, architecture.device_map, architecture.trouble
     snippet = "" if trouble else device_snippet(name, device_map, place, dtype)
     blocks = len(architecture.blocks)
-    return DevicePlan(name, architecture.no_split_classes, blocks, loads_with_modules, device_map, snippet, trouble)
+    return DevicePlan(name, architecture.no_split_classes, blocks, loads, device_map, snippet, trouble)
 
 
 def device_plan_json(plan: DevicePlan) -> dict[str, Any]:
@@ -241,14 +241,6 @@ class Fit:
         return self.room_bytes - max(self.part_bytes) - self.beside_bytes
 
     @property
-    def spans(self) -> Iterator[tuple[int, int]]:
-        """First byte and end of what each device holds, in the order of the copy's files."""
-        start = 0
-        for part in self.part_bytes:
-            yield start, start + min(part, max(self.room_bytes - self.beside_bytes, 0))
-            start += part
-
-    @property
     def needs(self) -> tuple[int, ...]:
         """What each device needs, in bytes."""
         return tuple(part + self.beside_bytes for part in self.part_bytes)
@@ -272,7 +264,7 @@ class Fit:
         if self.spare_bytes >= 0:
             each = " on the fullest" if len(self.part_bytes) > 1 else ""
             return f"fits, {format_bytes(self.spare_bytes)} to spare{each}"
-        held = sum(end - start for start, end in self.spans)
+        held = sum(min(part, max(self.room_bytes - self.beside_bytes, 0)) for part in self.part_bytes)
         return f"too small: holds {format_bytes(held)} of {format_bytes(sum(self.part_bytes))}{kernels}"
 
 

@@ -89,10 +89,11 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     the weight loads them.
 
     >>> from sharding.recipes.stored import Stored
-    >>> stored = [Tensor(n, d, (1,), Stored(0, "f", 0, 1)) for n, d in (("q.weight", "F8_E4M3"), ("q.scale", "F32"))]
-    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("norm.weight", "BF16", 1)))
+    >>> of = {"q.weight": "F8_E4M3", "q.scale": "F32", "k.weight": "F32", "k.scale": "F32"}
+    >>> stored = [Tensor(name, dtype, (1,), Stored(0, "f", 0, 1)) for name, dtype in of.items()]
+    >>> hints = ModelHints("M", (SavedTensor("q.weight", "BF16", 0), SavedTensor("k.weight", "BF16", 1)))
     >>> [saved.name for saved in with_companions(hints, stored).saved]
-    ['q.weight', 'q.scale', 'norm.weight']
+    ['q.weight', 'q.scale', 'k.weight']
     """
     known = {saved.name for saved in hints.saved}.union(*hints.loads)
     beside = companions(tensors, known) if known else {}
@@ -113,13 +114,6 @@ def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, li
 
     The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
     counts as a companion only if the weight, or another tensor beside it, is quantized.
-
-    >>> from sharding.recipes.stored import Stored
-    >>> stored = [Tensor(f"{name}.scale", "F32", (), Stored(0, "f", 0, 4)) for name in ("q", "k")]
-    >>> stored += [Tensor(f"{n}.weight", d, (1,), Stored(0, "f", 4, 5)) for n, d in (("q", "F8_E4M3"), ("k", "F32"))]
-    >>> beside = companions(stored, {"q.weight", "k.weight"})
-    >>> {weight: [tensor.name for tensor in group] for weight, group in beside.items()}
-    {'q.weight': ['q.scale']}
     """
     tensors = list(tensors)
     beside: dict[str, list[Tensor]] = {}
@@ -145,7 +139,8 @@ def _weights_of(name: str) -> Iterator[str]:
         yield f"{module}.{'_'.join(words[:joined])}"
     yield module  # bitsandbytes: x.absmax
     yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
-    yield f"{module}.weight"
+    if last != "bias":
+        yield f"{module}.weight"
     if cache := _CACHE.search(name):
         yield f"{module}.{cache[1]}_proj.weight"
 
@@ -183,44 +178,45 @@ def whole_blocks(tensors: Iterable[Tensor], limit_bytes: int, known: Mapping[str
     return {name: blocks[0] for name, blocks in fitting.items() if blocks}
 
 
-def with_files(stages: Iterable[Stage], counts: Iterable[int], shards: Sequence[Shard]) -> Iterator[Stage]:
-    """Yield the stages with their files. `counts` says how many of `shards` each stage has."""
-    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
-    start = 0
-    for stage, files_of_stage in zip(stages, counts, strict=False):
-        files = tuple(shard.file for shard in shards[start : start + files_of_stage])
-        start += files_of_stage
-        needs = tuple(replace(need, file=file_of[need.tensor]) for need in stage.also_needs)
-        yield replace(stage, files=files, also_needs=needs)
-
-
-def cut_ranks(
-    tensors: Sequence[Tensor], hints: ModelHints | None, known: Mapping[str, str]
-) -> list[tuple[Stage, list[list[Tensor]]]]:
-    """Return the stage of each rank in `hints`, still without files, and its tensors in parts that share no file.
+def cut_ranks(tensors: Iterable[Tensor], hints: ModelHints | None) -> list[list[list[Tensor]]]:
+    """Return what each rank in `hints` stores, in parts that share no file: what others load too, and the rest.
 
     What several ranks load is stored with the first of them. Raises SourceError and UsageError.
     """
     loads = _loads(hints)
-    ranks_of = {tensor.name: _ranks_of(tensor.name, loads) for tensor in tensors}
-    stages = []
-    for rank in range(len(loads)):
-        own = [tensor for tensor in tensors if ranks_of[tensor.name] == (rank,)]
-        shared = [tensor for tensor in tensors if len(ranks_of[tensor.name]) > 1 and ranks_of[tensor.name][0] == rank]
-        block_of = {}
-        for tensor in (*shared, *own):
+    stored: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in loads]
+    for tensor in tensors:
+        first, *others = _ranks_of(tensor.name, loads)
+        stored[first][not others].append(tensor)
+    return [[part for part in parts if part] for parts in stored]
+
+
+def stages_of(
+    parts_of: Sequence[Sequence[Sequence[Tensor]]],
+    shards: Sequence[Shard],
+    tensors: Sequence[Tensor],
+    hints: ModelHints,
+    known: Mapping[str, str],
+) -> Iterator[Stage]:
+    """Yield the stage of each rank, which stores its parts of `tensors` in some of `shards`."""
+    file_of = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+    ranks_of = {name: _ranks_of(name, hints.loads) for name in file_of}
+    for rank, parts in enumerate(parts_of):
+        block_of, own = dict[str, str](), [tensor for part in parts for tensor in part]
+        for tensor in own:
             around = blocks_around(tensor.name, known)
             is_layer = bool(around) and around[0].rpartition(".")[2].isdecimal()  # embeddings may be a block too
             block_of[tensor.name] = around[0] if is_layer else ""
         needs = []
         for name in (tensor.name for tensor in tensors if rank in ranks_of[tensor.name][1:]):
-            group = next((names for names in hints.tied if name in names), ()) if hints else ()
-            needs.append(TiedTensor(name, "", tuple(other for other in group if other not in ranks_of) or (name,)))
+            group = next((names for names in hints.tied if name in names), ())
+            used_as = tuple(other for other in group if other not in file_of)
+            needs.append(TiedTensor(name, file_of[name], used_as or (name,)))
         blocks = tuple(dict.fromkeys(filter(None, block_of.values())))
         others = tuple(name for name, block in block_of.items() if not block)
-        size = sum(tensor.bytes for tensor in (*shared, *own))
-        stages.append((Stage(blocks, others, (), size, tuple(needs)), [part for part in (shared, own) if part]))
-    return stages
+        files = {file_of[name] for name in block_of}
+        in_order = tuple(shard.file for shard in shards if shard.file in files)
+        yield Stage(blocks, others, in_order, sum(tensor.bytes for tensor in own), tuple(needs))
 
 
 def of_rank(tensors: Iterable[Tensor], hints: ModelHints | None, rank: int) -> tuple[Tensor, ...]:

@@ -5,18 +5,17 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from huggingface_hub import split_state_dict_into_shards_factory
 
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
 from sharding.core.extras import require
-from sharding.core.hints import Hints, ModelHints
+from sharding.core.hints import ModelHints
 from sharding.core.made import without_effect
 from sharding.core.options import Options
 from sharding.core.text import count, json_file, name_some
-from sharding.core.values import Component, Content, Finding, Plan, ShardRecord, Tensor
+from sharding.core.values import Component, Content, Finding, Plan, Shard, ShardRecord, Stage, Tensor
 from sharding.formats.file_formats import FORMATS, format_of
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import QUANTIZERS_FILES, configured
@@ -26,6 +25,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.gguf import plan_models
 from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
+from sharding.recipes.low_rank import needs_torch
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
@@ -34,8 +34,8 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
         models: Plan = asks.run("plan", partial(plan_models, content, options))
         return models
     draft = drafted(content, options, asks)
-    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
-        require(what)
+    if any(needs_torch(tensor.recipe) for tensor in draft.tensors):
+        require("Merging a DoRA")
     plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 
@@ -65,7 +65,10 @@ def _laid_out(draft: Draft) -> Plan:
     hints = {folder: order.with_companions(known, inside[folder]) for folder, known in draft.hints.items()}
     if options.rank is not None:
         tensors = order.of_rank(tensors, hints.get(""), options.rank)
-    plan = plan_components(draft.components, tensors, options, hints)
+    components = draft.components
+    if any(change.kind != "dtype" for change in draft.made):  # what the source's indexes count is not in the copy
+        components = tuple(replace(one, total_parameters=None) for one in components)
+    plan = plan_shards(tensors, options, components, hints)
     is_plain = draft.reconfigured or options.dtype != "keep"
     beside = sorted(file.path for file in content.side_files) if is_plain else []
     unfit = [path for path in beside if path.rpartition("/")[2] in QUANTIZERS_FILES]
@@ -96,30 +99,11 @@ def written_configs(configs: Mapping[str, str], reconfigured: Collection[str], o
     return written
 
 
-def plan_components(
-    components: Iterable[Component], tensors: Iterable[Tensor], options: Options, hints: Hints | None = None
-) -> Plan:
-    """Return the plan that cuts each of `components` separately. A tensor belongs to the component in its folder."""
-    components = tuple(components)
-    inside = order.by_folder(tensors, [component.folder for component in components])
-    plans = [
-        plan_shards(inside[component.folder], options, component, (hints or {}).get(component.folder))
-        for component in components
-    ]
-    return Plan(
-        shards=tuple(shard for plan in plans for shard in plan.shards),
-        components=tuple(component for plan in plans for component in plan.components),
-        total_bytes=sum(plan.total_bytes for plan in plans),
-        total_parameters=sum(plan.total_parameters for plan in plans),
-        options=options,
-        findings=tuple(finding for plan in plans for finding in plan.findings),
-        stages=tuple(stage for plan in plans for stage in plan.stages),
-        pipeline=next((plan.pipeline for plan in plans if plan.pipeline), None),
-    )
-
-
 def plan_shards(
-    tensors: Iterable[Tensor], options: Options, component: Component | None = None, hints: ModelHints | None = None
+    tensors: Iterable[Tensor],
+    options: Options,
+    components: Sequence[Component] = (Component(),),
+    hints: Mapping[str, ModelHints] = {},
 ) -> Plan:
     """Return the plan that puts each of `tensors` into exactly one shard of at most `options.max_shard_bytes`.
 
@@ -131,17 +115,44 @@ def plan_shards(
       shard, with a finding. `blocks` does the same with blocks instead of tensors. `pp:N` first cuts into the parts
       that the N ranks of transformers' pipeline load. With `options.rank`, the `tensors` are the part of that rank.
 
-    `component` names the shards (None: `model`), and says whether there may be more than one. For a cast, pass the
-    tensors as they are after it.
+    Each of `components` has the tensors in its folder, and is cut separately. It names its shards, and says whether
+    there may be more than one. For a cast, pass the tensors as they are after it.
 
     >>> from sharding.recipes.stored import Stored
     >>> layers = [Tensor(f"layer.{n}", "U8", (6,), Stored(0, "f", 6 * n, 6 * n + 6)) for n in (0, 10, 2)]
     >>> [[tensor.name for tensor in shard.tensors] for shard in plan_shards(layers, Options(12)).shards]
     [['layer.0', 'layer.2'], ['layer.10']]
     """
-    component = component or Component()
-    tensors = list(tensors)
-    queue, findings = order.in_order(tensors, options.order, component.folder, hints)
+    inside = order.by_folder(tensors, [component.folder for component in components])
+    shards, findings, stages, counts = list[Shard](), list[Finding](), list[Stage](), list[int]()
+    for component in components:
+        known, own = hints.get(component.folder), inside[component.folder]
+        queue, remarks = order.in_order(own, options.order, component.folder, known)
+        made, of_ranks = _cut(queue, options, component, known)
+        shards += made
+        stages += of_ranks
+        findings += remarks
+        if not (component.is_whole or options.is_single_file):
+            findings += oversized(made, options.max_shard_bytes)
+        stated = component.total_parameters if options.rank is None else None
+        counts.append(sum(tensor.parameters for tensor in queue) if stated is None else stated)
+    pipelines = (known.pipeline for component in components if (known := hints.get(component.folder)))
+    return Plan(
+        shards=tuple(shards),
+        components=tuple(replace(one, total_parameters=n) for one, n in zip(components, counts, strict=True)),
+        total_bytes=sum(shard.bytes for shard in shards),
+        total_parameters=sum(counts),
+        options=options,
+        findings=tuple(findings),
+        stages=tuple(stages),
+        pipeline=next(filter(None, pipelines), None) if options.ranks else None,
+    )
+
+
+def _cut(
+    queue: Sequence[Tensor], options: Options, component: Component, hints: ModelHints | None
+) -> tuple[list[Shard], list[Stage]]:
+    """Return the shards of a component with the sorted tensors `queue`, and what each rank of a pipeline loads."""
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
     known = {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
@@ -154,23 +165,11 @@ def plan_shards(
         file = FORMATS["safetensors"].name(component)
         message = f"{file} stays one file, but {options.strategy} cuts a model into several."
         raise UsageError(message, "Leave out the strategy.")
-    stages = order.cut_ranks(queue, hints, known) if options.ranks and options.rank is None else []
-    parts_of = [parts for _, parts in stages] or [[queue]]
-    groups = [[group for part in parts for group in cut(part, limit_bytes, units)] for parts in parts_of]
-    shards = shards_of(list(chain.from_iterable(groups)), component, FORMATS["safetensors"])
-    counted = component.total_parameters if options.rank is None else None
-    counted = sum(tensor.parameters for tensor in queue) if counted is None else counted
-    too_large = () if is_whole else oversized(shards, options.max_shard_bytes)
-    return Plan(
-        shards=tuple(shards),
-        components=(replace(component, total_parameters=counted),),
-        total_bytes=sum(shard.bytes for shard in shards),
-        total_parameters=counted,
-        options=options,
-        findings=(*findings, *too_large),
-        stages=tuple(order.with_files((stage for stage, _ in stages), map(len, groups), shards)) if stages else (),
-        pipeline=hints.pipeline if hints and options.ranks else None,
-    )
+    is_cut = options.ranks and options.rank is None
+    parts_of = order.cut_ranks(queue, hints) if is_cut else [[queue]]
+    groups = [group for parts in parts_of for part in parts for group in cut(part, limit_bytes, units)]
+    shards = shards_of(groups, component, FORMATS["safetensors"])
+    return shards, [*order.stages_of(parts_of, shards, queue, hints, known)] if is_cut and hints else []
 
 
 def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:

@@ -15,7 +15,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -66,10 +66,6 @@ class _Forgotten(ShardWriter):
     def finish(self) -> str:
         return self._sha256.hexdigest()
 
-    @override
-    def abort(self) -> None:
-        """Do nothing."""
-
 
 class _Nowhere(ShardSink):
     """A sink that keeps nothing, for shards that are only read."""
@@ -81,20 +77,8 @@ class _Nowhere(ShardSink):
         self._is_hashed = is_hashed
 
     @override
-    def finished(self, file: str) -> None:
-        """Return None."""
-
-    @override
     def open_shard(self, file: str) -> ShardWriter:
         return _Forgotten(self._is_hashed)
-
-    @override
-    def note(self, record: ShardRecord) -> None:
-        """Do nothing."""
-
-    @override
-    def close(self) -> None:
-        """Do nothing."""
 
     def lend(self) -> None:
         """Return None: another machine keeps nothing either."""
@@ -170,36 +154,34 @@ def move_shards(
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer, shard)
-        digests, overflowed, size = dict[str, str](), dict[str, int](), 0
+        digests, overflowed = dict[str, str](), dict[str, int]()
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
         take_turn(number, 0)
         for piece in pieces(shard):
             if isinstance(piece, bytes):
                 output.write(piece)
-                size += len(piece)
                 continue
-            tensor, chunks = next(made)
-            digest, infinite, same, odd = blake3(), 0, True, False
+            tensor, feed = next(made)
+            digest = blake3()
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if phase == "transfer" else tensor.file
-            for data, count, is_same, is_odd in chunks:
-                infinite += count
-                same, odd = same and is_same, odd or is_odd
-                if infinite and not may_overflow:
+            for data in feed.pieces(tensor.bytes):
+                if feed.overflowed and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
-                take_turn(number, size)
+                take_turn(number, output.bytes)
                 output.write(data)
-                size += len(data)
                 lanes.count(len(data), file)
-            if infinite and not may_overflow:
-                raise _refusal(tensor, infinite)
+            if feed.overflowed and not may_overflow:
+                message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, feed.overflowed)
+                hint += " Or add --allow-overflow, and the report counts them."
+                raise OverflowRefused(message, hint, Remedy("allow_overflow"))
             digests[tensor.name] = digest.hexdigest()
-            if infinite:
-                overflowed[tensor.name] = infinite
-            unchanged += [tensor.name] * bool(same and tensor.bytes)
-            unsure += [tensor.name] * odd
+            if feed.overflowed:
+                overflowed[tensor.name] = feed.overflowed
+            unchanged += [tensor.name] * bool(feed.unchanged and tensor.bytes)
+            unsure += [tensor.name] * feed.unsure
         output.flush()
         written[number].set()
         sha256 = writer.finish()
@@ -209,7 +191,7 @@ def move_shards(
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
             told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()
-            record = ShardRecord(shard.file, size, sha256, digests, *told)
+            record = ShardRecord(shard.file, output.bytes, sha256, digests, *told)
             sink.note(record)
         in_work.discard(writer)
         return record
@@ -239,15 +221,15 @@ class _Output:
         self._writer, self._file = writer, shard.file
         self._held = bytearray()
         self._samples = [(start, end, blake3()) for start, end in shard.sampled]
-        self._written = 0
+        self.bytes = 0
 
     def samples(self) -> tuple[BytesRead, ...]:
         return tuple(BytesRead(self._file, start, end, hash_.hexdigest()) for start, end, hash_ in self._samples)
 
     def write(self, data: bytes | memoryview) -> None:
-        before, self._written = self._written, self._written + len(data)
+        before, self.bytes = self.bytes, self.bytes + len(data)
         for start, end, hash_ in self._samples:
-            if start < self._written and end > before:
+            if start < self.bytes and end > before:
                 hash_.update(memoryview(data)[max(start - before, 0) : end - before])
         if len(data) >= BATCH_BYTES // 8:
             self.flush()
@@ -261,10 +243,3 @@ class _Output:
         if self._held:
             self._writer.write(bytes(self._held))
             self._held.clear()
-
-
-def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, infinite)
-    return OverflowRefused(
-        message, f"{hint} Or add --allow-overflow, and the report counts them.", Remedy("allow_overflow")
-    )

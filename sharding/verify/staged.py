@@ -18,7 +18,7 @@ from sharding.core.verification import Evidence, Mismatch, Verification
 from sharding.formats.file_formats import format_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import Stored, are_stored
-from sharding.transfer.lanes import progress_of_part
+from sharding.transfer.lanes import progress_of_part, relayed
 from sharding.transfer.stream import Prepared, Transfer, expected_digests, move_shards
 from sharding.verify.digests import Reader, by_file, check_structure
 from sharding.verify.digests import compare as compare_digests
@@ -81,25 +81,19 @@ def reading_back(
     """Yield what `moving` yields; return its records, and a reading of what is `arriving` until `stack` ends."""
     back, is_begun = None, False
     if arriving:
-        read = (
-            prepared.checkpoint,
-            origin.sources[0],
-            _in_order_of_source(prepared, origin),
-            arriving,
-            _placed(prepared.plan),
-        )
+        files = _in_order_of_source(prepared, origin)
+        read = prepared.checkpoint, origin.sources[0], files, arriving, _placed(prepared.plan)
         work = digest_as_stored(*read, Reader(partial(move_shards, ahead=True), by_file))
         back = ReadingBack(arriving, stack.enter_context(closing(work)))
-    with closing(moving):
-        while True:
-            try:
-                event = next(moving)
-            except StopIteration as end:
-                records: dict[str, ShardRecord] = end.value
-                return records, back
-            if back and not is_begun and isinstance(event, Progress):
-                is_begun = bool(next(back.work))
-            yield event
+
+    def begin(event: Progress | ShardFinished) -> Progress | ShardFinished:
+        nonlocal is_begun
+        if back and not is_begun and isinstance(event, Progress):
+            is_begun = bool(next(back.work))
+        return event
+
+    records = yield from relayed(moving, begin)
+    return records, back
 
 
 def _placed(plan: Plan) -> list[Tensor]:

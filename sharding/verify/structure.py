@@ -14,7 +14,7 @@ from sharding.core.origin import Place
 from sharding.core.recipe import Extent
 from sharding.core.text import count
 from sharding.core.values import Content, Tensor, TensorDigest
-from sharding.planning.alike.advice import advised
+from sharding.planning.alike.told import advised
 from sharding.planning.cast import keeping
 from sharding.planning.draft import Draft, draft_of
 from sharding.planning.order import natural_key

@@ -18,7 +18,7 @@ from sharding.core.values import Content, FileEntry, Plan, TensorDigest, folder_
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.gguf import SPLIT_KEYS
 from sharding.formats.names import DIGESTS_NAME
-from sharding.planning.alike.advice import advised
+from sharding.planning.alike.told import advised
 from sharding.planning.order import natural_key
 from sharding.planning.plan import as_read, planned
 from sharding.report.report import parse_digests

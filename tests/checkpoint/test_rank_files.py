@@ -24,7 +24,7 @@ from sharding import job
 from sharding.checkpoint.readers import trained_folder
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
-from sharding.formats.inert_pickle import read_inert
+from sharding.formats.inert_pickle import InertMachine
 from sharding.formats.rank_pieces import box_of
 from sharding.formats.torch_globals import PickleRefused
 from tests.folders import finish, reshard, said, tensors
@@ -268,10 +268,10 @@ def test_nothing_of_pythons_own_library_is_named_in_a_checkpoint(name: str, tmp_
 
 def test_getattr_is_allowed_for_the_one_class_that_torch_names_with_it() -> None:
     sharded = Named("torch.distributed._shard.sharded_tensor.api ShardedTensor")
-    assert read_inert(pickled(Object("__builtin__ getattr", (sharded, "ProcessGroupState"), is_call=True))[0]).value
+    assert InertMachine(pickled(Object("__builtin__ getattr", (sharded, "ProcessGroupState"), is_call=True))[0]).run()
     for arguments in ((sharded, "__init__"), (Named("torch load"), "ProcessGroupState"), ("os", "system")):
         with pytest.raises(PickleRefused, match="getattr"):
-            read_inert(pickled(Object("__builtin__ getattr", arguments, is_call=True))[0])
+            InertMachine(pickled(Object("__builtin__ getattr", arguments, is_call=True))[0]).run()
 
 
 meshes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
@@ -403,8 +403,9 @@ def one_rank(folder: Path, state: dict[str, Any]) -> Path:
         (lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8), "a.* is a quantized tensor"),
         (lambda: torch.eye(3).to_sparse(), "a.* is a sparse tensor"),
         (lambda: {"w": torch.ones(3)}, "a.* is a dictionary with tensors in it"),
+        (lambda: torch.ones(2, dtype=torch.complex128), "a.* has the dtype complex128"),
     ],
-    ids=["quantized", "sparse", "nested"],
+    ids=["quantized", "sparse", "nested", "dtype"],
 )
 @pytest.mark.filterwarnings("ignore")
 def test_no_tensor_of_a_rank_is_left_out_in_silence(entry: Callable[[], Any], problem: str, tmp_path: Path) -> None:

@@ -274,9 +274,9 @@ def test_files_that_only_training_needs_are_known_by_name() -> None:
     ("info", "problem"),
     [
         (None, "the name of a rank file but no DCP_SHARDING_INFO"),
-        ("{", "is not valid JSON"),
-        ("[" * 100_000, "is not valid JSON"),
-        ("[]", "does not list tensors"),
+        ("{", "is not a JSON object"),
+        ("[" * 100_000, "is not a JSON object"),
+        ("[]", "is not a JSON object"),
         ('{"w": 3}', "where its piece of w begins"),
         ('{"w": {"saved_offsets": [-1]}}', "where its piece of w begins"),
         ('{"w": {"saved_offsets": [1.5]}}', "where its piece of w begins"),

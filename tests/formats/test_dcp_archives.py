@@ -52,7 +52,7 @@ def test_a_piece_of_another_dtype_or_shape_is_refused_wherever_it_stands(
 def test_more_pieces_in_one_file_than_are_looked_for_at_once_are_one_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.formats.dcp_archives._PIECES_AT_ONCE", 50)
+    monkeypatch.setattr("sharding.checkpoint.readers.dcp._PIECES_AT_ONCE", 50)
     source = write(tmp_path / "in", *[ROW] * 101)
     found = inspect(str(source))
     assert [(tensor.name, tensor.shape) for tensor in found.tensors] == [("w", (101, 4))]

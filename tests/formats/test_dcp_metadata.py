@@ -42,25 +42,26 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 def test_it_is_read_as_torch_reads_it(data: bytes) -> None:
-    ours, theirs = parse_metadata(data), pickle.loads(data)
+    (entries, others), theirs = parse_metadata(data), pickle.loads(data)
     saved = theirs.state_dict_metadata
     tensors = {name: entry for name, entry in saved.items() if isinstance(entry, TensorStorageMetadata)}
-    assert {entry.name for entry in ours.entries} == tensors.keys()
-    assert set(ours.others) == saved.keys() - tensors.keys()
-    for entry in ours.entries:
+    assert {entry.name for entry in entries} == tensors.keys()
+    assert set(others) == saved.keys() - tensors.keys()
+    for entry in entries:
         known = tensors[entry.name]
         assert (entry.shape, f"torch.{entry.dtype}") == (tuple(known.size), str(known.properties.dtype))
         assert entry.path == tuple(map(str, theirs.planner_data[entry.name]))
         for chunk in entry.chunks:
             info = theirs.storage_data[MetadataIndex(entry.name, chunk.offsets)]
-            assert (chunk.file, chunk.start_byte, chunk.bytes) == (info.relative_path, info.offset, info.length)
+            place = chunk.file, chunk.start_byte, chunk.end_byte
+            assert place == (info.relative_path, info.offset, info.offset + info.length)
 
 
 def test_nothing_in_it_is_called(tmp_path: Path, data: bytes) -> None:
     metadata: Metadata = pickle.loads(data)
     metadata.storage_meta = Call(torch.save, 1, tmp_path / "called")  # type: ignore[assignment]
-    found = parse_metadata(pickle.dumps(metadata))
-    assert len(found.entries) == 3 and not (tmp_path / "called").exists()
+    entries, _ = parse_metadata(pickle.dumps(metadata))
+    assert len(entries) == 3 and not (tmp_path / "called").exists()
     pickle.loads(pickle.dumps(metadata))
     assert (tmp_path / "called").exists()
     metadata.storage_meta = Call(os.system, "true")  # type: ignore[assignment]
@@ -139,7 +140,7 @@ def test_places_of_many_pieces_are_found_in_little_memory_and_few_reads(
 ) -> None:
     state = {f"w{n}": torch.full((4 if n % 2 else 30_000,), float(n)) for n in range(60)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
-    monkeypatch.setattr("sharding.formats.dcp_archives._PIECES_AT_ONCE", 7)
+    monkeypatch.setattr("sharding.checkpoint.readers.dcp._PIECES_AT_ONCE", 7)
     source = open_folder(str(tmp_path))
     checkpoint = read_checkpoint(source)
     read_to_plan = source.bytes_read

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sharding import job
+from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.values import Content
-from sharding.formats.torch_checkpoint import read_archive
 from sharding.report.schema import PlanSummary, Report
 from sharding.storage.folder_source import open_folder
 from tests import models

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._utils import _rebuild_tensor_v2
 
+from sharding.checkpoint.readers.torch_bin import Archive, read_archive
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
-from sharding.formats.torch_checkpoint import Archive, read_archive
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
 from tests.fuzz.seeds import archives, saved

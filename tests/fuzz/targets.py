@@ -11,6 +11,8 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
+from sharding.checkpoint.readers.rank_safetensors import saved_boxes
+from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MAX_DIMENSIONS
 from sharding.core.origin import Place
@@ -19,11 +21,10 @@ from sharding.core.recipe import Feed
 from sharding.core.values import FileEntry, Tensor
 from sharding.formats.gguf import build_header, read_header
 from sharding.formats.index import parse_index
-from sharding.formats.inert_pickle import read_inert
-from sharding.formats.rank_boxes import assemble_headers
+from sharding.formats.inert_pickle import InertMachine
+from sharding.formats.rank_boxes import assemble
 from sharding.formats.rank_pieces import parse_rank
 from sharding.formats.safetensors_file import Header, parse_header
-from sharding.formats.torch_checkpoint import read_archive
 from sharding.formats.torch_globals import PickleRefused
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
@@ -110,7 +111,7 @@ def sharding_info(data: bytes) -> None:
         )
         headers.append(Header(tensors, {"DCP_SHARDING_INFO": text.decode(errors="replace")}))
         files.append(FileEntry(path, end))
-    for tensor in assemble_headers(files, headers):
+    for tensor in assemble(saved_boxes(files, headers)):
         assert tensor.bytes == prod(tensor.shape)
         if isinstance(tensor.recipe, Laid):
             assert sum(prod(box.shape) for box in tensor.recipe.boxes) == prod(tensor.shape)
@@ -126,7 +127,7 @@ def metadata(data: bytes) -> None:
 def rank(data: bytes) -> None:
     """The pickle of rank 1 of 3, of which each piece has a place."""
     try:
-        tensors, _ = parse_rank(read_inert(data).value, 1, 3)
+        tensors, _ = parse_rank(InertMachine(data).run().value, 1, 3)
     except PickleRefused as error:
         raise SourceError(str(error), "") from error
     for tensor in tensors.values():

@@ -22,8 +22,7 @@ from transformers.initialization import meta_device_safe_creation_ops
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import OF_DIFFUSERS, TABLE
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, OF_DIFFUSERS, TABLE
 from sharding.model_class.meta_model import blocks_in_files
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

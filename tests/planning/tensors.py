@@ -47,5 +47,5 @@ def in_ranks(names: Iterable[str], count: int) -> ModelHints:
 def planned(tensors: list[Tensor], limit: int, strategy: str) -> Plan:
     """The plan, of a pipeline as `in_ranks` says."""
     options = Options(limit, strategy=strategy)
-    hints = in_ranks([entry.name for entry in tensors], options.ranks) if options.ranks else None
+    hints = {"": in_ranks([entry.name for entry in tensors], options.ranks)} if options.ranks else {}
     return plan_shards(tensors, options, hints=hints)

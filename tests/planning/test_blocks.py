@@ -73,7 +73,7 @@ def test_what_transformers_never_splits_is_a_block_even_without_a_number() -> No
     hints = ModelHints(
         "M", (SavedTensor("patches.a", "U8", 0, "patches"), SavedTensor("patches.b", "U8", 1, "patches"))
     )
-    plan = plan_shards(tensors, Options(12, strategy="blocks"), hints=hints)
+    plan = plan_shards(tensors, Options(12, strategy="blocks"), hints={"": hints})
     assert plan.weight_map["patches.a"] == plan.weight_map["patches.b"] != plan.weight_map["layers.0.w"]
 
 

@@ -26,7 +26,6 @@ from sharding.planning.devices import (
     CONTEXT_TOKENS,
     PRESETS,
     DevicePlan,
-    Fit,
     Need,
     context_bytes,
     needed,
@@ -208,8 +207,6 @@ def test_a_model_of_seven_billion_parameters_fits_a_t4_but_not_the_memory_beside
 def test_the_machines_of_a_pipeline_hold_its_stages_and_the_fullest_decides() -> None:
     *_, last = where_it_fits(Need(40 * GB), (16 * GB, 12 * GB, 12 * GB))
     assert (last.place, last.words) == ("3 machines with a T4", "too small: holds 39.0 GB of 40.0 GB")
-    assert list(last.spans) == [(0, 15 * GB), (16 * GB, 28 * GB), (28 * GB, 40 * GB)]
-    assert list(Fit("Two cards", 10, (4, 12)).spans) == [(0, 4), (4, 14)]
     assert words(28 * GB, 13 * GB, 15 * GB)["Two T4s"] == "fits, 0 B to spare on the fullest"
 
 
@@ -300,7 +297,4 @@ def test_places_come_by_their_room_and_hold_no_more_than_there_is(total: int, st
     assert [fit.room_bytes for fit in fits[:3]] == sorted(fit.room_bytes for fit in fits[:3])
     for fit in fits:
         assert sum(fit.part_bytes) == (sum(stages) or total)
-        spans = list(fit.spans)
-        assert all(0 <= end - start <= fit.room_bytes for start, end in spans)
-        assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
         assert fit.words.startswith("fits") == all(part <= fit.room_bytes for part in fit.part_bytes)

@@ -70,7 +70,7 @@ def test_shards_are_numbered_as_on_the_hub_and_one_has_the_plain_name() -> None:
 
 
 def test_metadata_of_the_source_go_into_every_header_and_a_count_of_parameters_that_is_known_is_kept() -> None:
-    plan = plan_shards(TWO, Options(4), Component(metadata={"format": "pt", "quant": "x"}, total_parameters=2))
+    plan = plan_shards(TWO, Options(4), [Component(metadata={"format": "pt", "quant": "x"}, total_parameters=2)])
     headers, said = [next(format_of(plan).pieces(plan, shard)) for shard in plan.shards], b'{"format":"pt","quant":"x"}'
     assert all(isinstance(header, bytes) and b'"__metadata__":' + said in header for header in headers)
     assert plan.total_parameters == 2

@@ -282,7 +282,7 @@ def test_gptq(
 
     The zeros of v1 are one too small, and 0 is the largest number there (`_correct_gptq_v1_qzeros` of GPTQModel 7.7).
     """
-    monkeypatch.setattr("sharding.planning.quantizers.gptq.TILE_BYTES", tile)
+    monkeypatch.setattr("sharding.planning.quantizers.transposed.TILE_BYTES", tile)
     torch.manual_seed(seed)
     size = group if group > 0 else 32
     ins, outs, groups = groups * size, outs * 32 // bits, groups if group > 0 else 1
@@ -317,7 +317,7 @@ def test_awq(
     outs: int, groups: int, group: int, tile: int, cut: Any, seed: int, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compressed-tensors makes of its own conversion of AutoAWQ's tensors."""
-    monkeypatch.setattr("sharding.planning.quantizers.awq.TILE_BYTES", tile)
+    monkeypatch.setattr("sharding.planning.quantizers.transposed.TILE_BYTES", tile)
     torch.manual_seed(seed)
     ins, outs = groups * group, outs * 8 + 8  # one word fails as above
     tensors = {

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.errors import OverflowRefused
 from sharding.core.recipe import Feed
-from sharding.formats.torch_checkpoint import read_archive
 from sharding.recipes import laid
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, Rows, strides_of

@@ -2,16 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from math import prod
 from threading import Lock
+from typing import Self
 
 from typing_extensions import override
 
 from sharding.checkpoint.documents import read_json
 from sharding.checkpoint.readers.reader import Found, Reader, Weights
 from sharding.checkpoint.readers.safetensors import too_many_tensors
+from sharding.checkpoint.readers.torch_bin import box_of
 from sharding.checkpoint.state_dict import final_names, findings_on_run
 from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
@@ -19,18 +22,16 @@ from sharding.core.protocols import Files
 from sharding.core.text import as_object, name_some
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding
-from sharding.formats.inert_pickle import InertMachine, read_inert
+from sharding.formats.inert_pickle import InertMachine
 from sharding.formats.names import CONFIG_NAME
-from sharding.formats.rank_boxes import SavedBoxes, assemble
+from sharding.formats.rank_boxes import ALL_RANKS, SavedBoxes, assemble
 from sharding.formats.rank_pieces import FLAT, Numbers, RankTensor, parse_rank
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS, lies_in_order, moving_strides, origin_of
 from sharding.formats.torch_file import Reader as Archive
 from sharding.formats.torch_file import ZipRefused, open_zip
 from sharding.formats.torch_globals import PickleRefused
-from sharding.model_class.class_table import ties
-from sharding.recipes.laid import Box, Laid
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, ties
+from sharding.recipes.laid import Box, Laid, is_contiguous
 
-_AGAIN = "Copy the files of all ranks into one folder. All of them must be from the same save."
 _LOCAL = "Save the checkpoint again with SHARDED_STATE_DICT, or export the model with the trainer."
 _MOST_COMPARED_BYTES = 64 << 20  # Of a tensor whose archive states no checksum of it.
 _FSDP_CONFIG = "fsdp_config.json"
@@ -57,9 +58,10 @@ class RankFiles(Reader):
 
     @override
     def read(self, found: Found) -> Weights:
-        files, ranks = self._of_one_save(found)
+        files = self._of_one_save(found)
+        ranks = len(files)
         with readers(found.source.ranges_at_once) as pool:
-            of_ranks = list(pool.map(lambda pair: _read_rank(found, pair[1], pair[0], ranks), enumerate(files)))
+            of_ranks = list(pool.map(partial(_read_rank, found, ranks), range(ranks), files))
         tensors: dict[str, list[_Held]] = {}
         for held, _ in of_ranks:
             for name, one in held.items():
@@ -68,44 +70,35 @@ class RankFiles(Reader):
         if drop := _tied_head(found, names, tensors):
             names.pop(drop)
         joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
-        findings = list(
-            findings_on_run(
-                found,
-                files,
-                joined,
-                {},
-                of_ranks[0][1],
-                names,
-                "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate",
-            )
-        )
+        trainer = "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate"
+        findings = list(findings_on_run(found, files, joined, {}, of_ranks[0][1], names, trainer))
         if drop:
             findings.append(Finding("info", "tied", f"Tied weights are written once. Left out: {drop}."))
         return Weights(files, joined, findings)
 
-    def _of_one_save(self, found: Found) -> tuple[list[FileEntry], int]:
-        """Return the files of all ranks, and how many there are. Raises SourceError if one is missing."""
-        saves: dict[str, list[str]] = {}
-        for path in found.paths:
-            saves.setdefault(self._sort_key(path)[0], []).append(path)
+    def _of_one_save(self, found: Found) -> list[FileEntry]:
+        """Return the files of all ranks. Raises SourceError if one is missing."""
+        saves: dict[str, list[FileEntry]] = {}
+        for file in found.files:
+            saves.setdefault(self._sort_key(file.path)[0], []).append(file)
         which = next(iter(saves))
         if len(saves) > 1:
-            config = as_object(read_json(found.source, found.by_path.get(_FSDP_CONFIG)))
+            config = as_object(read_json(found.source, _FSDP_CONFIG))
             which = str(config.get("world_size"))
             if which not in saves:
-                first = name_some([paths[0] for paths in saves.values()])
+                first = name_some([files[0].path for files in saves.values()])
                 message = f"The folder has rank files of several saves or models, such as {first}."
                 raise SourceError(message, "Keep the files of each one in their own folder.")
-        paths = saves[which]
-        numbers = [self._sort_key(path)[1] for path in paths]
+        files, last = saves[which], saves[which][-1].path
+        numbers = [self._sort_key(file.path)[1] for file in files]
         ranks = int(which) if which.isdecimal() else 1 + numbers[-1]
         if numbers[-1] >= ranks:
-            raise SourceError(f"{paths[-1]} has a rank beyond its world size of {ranks}.", _AGAIN)
+            raise SourceError(f"{last} has a rank beyond its world size of {ranks}.", ALL_RANKS)
         if missing := ranks - len(numbers):
-            start, _, end = paths[-1].rpartition(str(numbers[-1]))
+            start, _, end = last.rpartition(str(numbers[-1]))
             gone = [f"{start}{rank}{end}" for rank in range(ranks) if rank not in numbers]
-            raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", _AGAIN)
-        return [found.by_path[path] for path in paths], ranks
+            raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", ALL_RANKS)
+        return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +110,23 @@ class _Held:
     boxes: tuple[Box, ...]
     crc32: int
 
-    @property
-    def bytes(self) -> int:
-        return sum(prod(box.shape) for box in self.boxes) * item_bytes(self.tensor.dtype)
+
+_ALONE = Lock()
 
 
-_ALONE = Lock()  # Hostile instructions take much memory.
+class _Alone(InertMachine):
+    """Follows the instructions of one file at a time, because hostile ones take much memory."""
+
+    @override
+    def run(self) -> Self:
+        with _ALONE:
+            return super().run()
 
 
-def _read_alone(data: bytes) -> InertMachine:
-    with _ALONE:
-        return read_inert(data)
-
-
-def _read_rank(found: Found, file: FileEntry, rank: int, ranks: int) -> tuple[dict[str, _Held], list[str]]:
+def _read_rank(found: Found, ranks: int, rank: int, file: FileEntry) -> tuple[dict[str, _Held], list[str]]:
     """Return what the file of one rank holds, by name, and the names of its other entries. Raises SourceError."""
     try:
-        value, locate = open_zip(Archive(found.source, file), _read_alone)
+        value, locate = open_zip(Archive(found.source, file), _Alone)
         tensors, others = parse_rank(value, rank, ranks)
         if len(tensors) > found.most_tensors:
             raise too_many_tensors(found.source, found.most_tensors)
@@ -142,16 +135,15 @@ def _read_rank(found: Found, file: FileEntry, rank: int, ranks: int) -> tuple[di
         for name, tensor in tensors.items():
             boxes, crc32 = [], 0
             for offsets, piece in tensor.pieces:
-                lies_in_order(piece)  # refuses what overlaps itself
                 place = places[piece.storage.key]
-                is_all = prod(piece.shape) * item_bytes(piece.dtype) == place.bytes
-                crc32 = place.crc32 if is_all and lies_in_order(piece) else 0
-                origin = origin_of(name, piece, place)
-                boxes.append(Box(file.at, origin, offsets, piece.shape, moving_strides(piece), file.source))
+                box = box_of(name, piece, place, file, offsets)
+                is_all = prod(box.shape) * item_bytes(piece.dtype) == place.bytes
+                crc32 = place.crc32 if is_all and is_contiguous(box.shape, box.strides) else 0
+                boxes.append(box)
             held[name] = _Held(file, tensor, tuple(boxes), crc32)
         return held, others
     except (PickleRefused, ZipRefused) as error:
-        hint = _LOCAL if FLAT in str(error) else _AGAIN
+        hint = _LOCAL if FLAT in str(error) else ALL_RANKS
         raise SourceError(f"{file.path}, the file of rank {rank}, cannot be read: {error}.", hint) from error
 
 
@@ -159,23 +151,18 @@ def _joined(source: Files, name: str, saved: str, held: Sequence[_Held], ranks: 
     """Return the pieces that all ranks `held` of a tensor, each once. Raises SourceError if the ranks disagree."""
     first = held[0]
     for one in held[1:]:
-        for what in ("shape", "dtype", "is_whole"):
-            if getattr(one.tensor, what) != getattr(first.tensor, what):
-                files = f"{first.file.path} and {one.file.path}"
-                raise SourceError(f"{saved} has another shape or dtype, or is cut in another way, in {files}.", _AGAIN)
+        if replace(one.tensor, pieces=()) != replace(first.tensor, pieces=()):
+            files = f"{first.file.path} and {one.file.path}"
+            raise SourceError(f"{saved} has another shape or dtype, or is cut in another way, in {files}.", ALL_RANKS)
     if len(held) < ranks:
-        message = f"{saved} is in {len(held)} of the {ranks} rank files only."
-        raise SourceError(message, _AGAIN)
-    if first.tensor.is_whole:
-        for one in held[1:]:
-            _refuse_other_bytes(source, saved, first, one)
-        boxes = first.boxes
-    else:
-        # Ranks that hold copies of one piece have it at the same place.
-        boxes = tuple({(box.offsets, box.shape): box for one in reversed(held) for box in one.boxes}.values())
-        if not boxes:
-            raise SourceError(f"No rank holds a piece of {saved}.", _AGAIN)
-    return SavedBoxes(name, BY_TORCH[first.tensor.dtype].name, first.tensor.shape, boxes)
+        raise SourceError(f"{saved} is in {len(held)} of the {ranks} rank files only.", ALL_RANKS)
+    for other in held[1:] if first.tensor.is_whole else ():
+        _refuse_other_bytes(source, saved, first, other)
+    # Ranks that hold copies of one piece have it at the same place.
+    boxes = {(box.offsets, box.shape): box for one in reversed(held) for box in one.boxes}
+    if not boxes:
+        raise SourceError(f"No rank holds a piece of {saved}.", ALL_RANKS)
+    return SavedBoxes(name, BY_TORCH[first.tensor.dtype].name, first.tensor.shape, list(boxes.values()))
 
 
 def _refuse_other_bytes(source: Files, name: str, one: _Held, other: _Held) -> None:
@@ -183,13 +170,13 @@ def _refuse_other_bytes(source: Files, name: str, one: _Held, other: _Held) -> N
     if one.crc32 and other.crc32:
         is_same = one.crc32 == other.crc32
     else:
-        if one.bytes > _MOST_COMPARED_BYTES:
+        if prod(one.tensor.shape) * item_bytes(one.tensor.dtype) > _MOST_COMPARED_BYTES:
             message = f"{name} is whole in the file of each rank, and too large to compare."
             raise SourceError(message, "Save the checkpoint again with torch.distributed.checkpoint.")
         is_same = _bytes_of(source, one) == _bytes_of(source, other)
     if not is_same:
         message = f"{name} is whole in the file of each rank, but differs in {one.file.path} and {other.file.path}."
-        raise SourceError(message, _AGAIN)
+        raise SourceError(message, ALL_RANKS)
 
 
 def _bytes_of(source: Files, held: _Held) -> tuple[Numbers, bytes]:
@@ -200,7 +187,7 @@ def _bytes_of(source: Files, held: _Held) -> tuple[Numbers, bytes]:
 
 def _tied_head(found: Found, names: Mapping[str, str], tensors: Mapping[str, Sequence[_Held]]) -> str:
     """Return the output head that is the embeddings, with the same bytes, if config.json ties both; else ""."""
-    if ties(read_json(found.source, found.by_path.get(CONFIG_NAME))) is not True:
+    if ties(read_json(found.source, CONFIG_NAME)) is not True:
         return ""
     places = {name: tuple(one.boxes for one in tensors[name]) for name in names}
     words = {places[name] for name in names if EMBEDDINGS.search(name)}

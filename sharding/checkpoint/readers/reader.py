@@ -28,18 +28,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The weights of one set in `source`: the files at `paths`, of at most `most_tensors`."""
+    """The `files` of one set of weights in `source`, of at most `most_tensors`."""
 
     source: Files
-    by_path: Mapping[str, FileEntry]
     weight_set: "WeightSet"
-    paths: Sequence[str]
+    files: Sequence[FileEntry]
     most_tensors: int
-
-    @property
-    def files(self) -> list[FileEntry]:
-        """The files."""
-        return [self.by_path[path] for path in self.paths]
 
 
 class Reader(Protocol):

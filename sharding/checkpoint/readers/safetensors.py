@@ -1,7 +1,7 @@
 """Read safetensors files, each with its header."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
@@ -88,12 +88,12 @@ def too_many_tensors(source: Files, most_tensors: int) -> TooManyTensors:
     return TooManyTensors(f"{many}, too many for the page.", hint)
 
 
-def merge_metadata(headers: Iterable[Header]) -> tuple[dict[str, str], list[Finding]]:
-    """Return the metadata for every shard, and a finding if the headers disagree on it."""
+def merge_metadata(headers: Iterable[Header], without: Container[str] = ()) -> tuple[dict[str, str], list[Finding]]:
+    """Return the metadata for every shard `without` some keys, and a finding if the headers disagree on it."""
     merged, conflicts = dict[str, str](), dict[str, str]()
     for header in headers:
         for key, text in (header.metadata or {}).items():
-            if merged.setdefault(key, text) != text:
+            if key not in without and merged.setdefault(key, text) != text:
                 conflicts.setdefault(key, f"{key} is {merged[key][:50]!r} in one file and {text[:50]!r} in another")
     # accelerate 1.15 refuses a file whose metadata does not name the framework that wrote it.
     merged.setdefault("format", "pt")

@@ -47,21 +47,13 @@ def refuse_some_experts(modules: Iterable[str], model: Mapping[str, Any]) -> Non
             raise SourceError(f"{message}once.", "Save the adapter again with all of them.")
 
 
-def _leaf_of(part: str) -> str:
-    """Return the fused tensor that a part of an expert is in."""
-    return "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
-
-
-_Single = tuple[int, str, Tensor, Tensor]  # The number of an expert, its part, and both matrices of its update.
-
-
 class Experts:
     """The updates of experts, collected until all of a layer are known."""
 
     def __init__(self, work: Merging) -> None:
         self._work = work
         self._fused: dict[str, list[tuple[str, Tensor, Tensor]]] = {}
-        self._single: dict[str, list[_Single]] = {}
+        self._single: dict[str, list[Update]] = {}
         self._found: dict[tuple[str, str], list[list[Tensor]]] = {}
 
     def take(self, module: str, kinds: Mapping[Kind, Tensor]) -> bool:
@@ -70,13 +62,7 @@ class Experts:
         if a is None or b is None or kinds.keys() - {"a", "b"}:
             return False
         if match := IN_FUSED.search(f"{module}."):
-            container = module[: match.start()] + ".experts"
-            stored = self._stored(container, _leaf_of(match["part"]))
-            if not stored or len(stored.shape) != 3:
-                return False
-            _refuse_unless_matrices(a, b)
-            self._single.setdefault(container, []).append((int(match["number"]), match["part"], a, b))
-            return True
+            return self._take_one(module[: match.start()] + ".experts", int(match["number"]), match["part"], a, b)
         container = module
         while container.endswith(".base_layer"):
             container = container.removesuffix(".base_layer")
@@ -86,12 +72,29 @@ class Experts:
         self._fused.setdefault(container, []).append((module, a, b))
         return True
 
+    def _take_one(self, container: str, number: int, part: str, a: Tensor, b: Tensor) -> bool:
+        """Take the update of one expert, from an adapter of transformers 4, if the base has all in one tensor."""
+        leaf = "down_proj" if part in ("down_proj", "w2") else "gate_up_proj"
+        stored = self._stored(container, leaf)
+        if not stored or len(stored.shape) != 3:
+            return False
+        _refuse_unless_matrices(a, b)
+        rank, scale = self._work.rank_and_scale(f"{container}.{number}.{part}", a)
+        half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
+        first = number * stored.shape[1] + (half if part in ("up_proj", "w3") else 0)
+        if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
+            raise self._work.other_update(stored, a, b)
+        update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half)
+        self._single.setdefault(stored.name, []).append(update)
+        return True
+
     def recipes(self) -> Iterator[tuple[str, LowRank]]:
         """Yield the name and recipe of each stored tensor that changes. Raises SourceError if shapes do not fit."""
         for container, updates in self._fused.items():
             yield from self._of_fused(container, updates)
-        for container, singles in self._single.items():
-            yield from self._of_single(container, singles)
+        for name, changes in self._single.items():
+            changes.sort(key=lambda update: update.first_row)
+            yield name, self._twice(self._work.tensors[name], tuple(changes), is_stacked=True)
 
     def _parameters(self, container: str) -> list[str]:
         """Return the tensors of a container that the configuration targets, in their order in the model."""
@@ -147,7 +150,7 @@ class Experts:
             ends, (outputs, inputs) = (b.shape[0], a.shape[1]), shape[-2:]
             swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in TRANSPOSED)
             pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
-            update = Update(*pair, 0, shape[-2], 0, count, transposed=swapped, is_grouped=grouped)
+            update = Update(*pair, 0, prod(shape[:-1]), count, swapped, grouped)
             yield stored.name, self._twice(stored, (update,), is_stacked=len(shape) == 3)
             return
         rows_of_a, size = _in_one_piece(a), rank * (a.bytes // a.shape[0])
@@ -161,24 +164,6 @@ class Experts:
                 update = Update(of_a, of_b, a.dtype, b.dtype, rank, scale, 0, part.shape[0])
                 yield part.name, self._twice(part, (update,))
                 first = last
-
-    def _of_single(self, container: str, singles: list[_Single]) -> Iterator[tuple[str, LowRank]]:
-        """Yield the recipes of fused tensors, from an adapter of transformers 4 for each expert."""
-        updates: dict[str, list[Update]] = {}
-        for number, part, a, b in singles:
-            leaf = _leaf_of(part)
-            stored = self._stored(container, leaf)
-            assert stored is not None, "take has looked for it"
-            rank, scale = self._work.rank_and_scale(f"{container}.{number}.{part}", a, 1)
-            half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
-            first = half if part in ("up_proj", "w3") else 0
-            if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
-                raise self._work.other_update(stored, a, b)
-            update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
-            updates.setdefault(stored.name, []).append(update)
-        for name, changes in updates.items():
-            changes.sort(key=lambda update: (update.first, update.first_row))
-            yield name, self._twice(self._work.tensors[name], tuple(changes), is_stacked=True)
 
     def _twice(self, old: Tensor, updates: tuple[Update, ...], *, is_stacked: bool = False) -> LowRank:
         """Return the recipe of a parameter with updates, whose change PEFT rounds before it adds it."""

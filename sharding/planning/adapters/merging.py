@@ -15,8 +15,7 @@ from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.formats.quantization import levels
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import known_class, tied_names, ties
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, known_class, tied_names, ties
 from sharding.planning.draft import Draft
 from sharding.recipes.cast import Cast
 from sharding.recipes.low_rank import LowRank, Update

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sharding.checkpoint.own_lora import ALPHA
+from sharding.checkpoint.adapter import ALPHA
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.made import Change
 from sharding.core.text import as_object, count, json_file, name_some, parsed_json

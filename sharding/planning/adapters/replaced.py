@@ -10,8 +10,7 @@ from sharding.core.text import name_some, parsed_json
 from sharding.core.values import Content, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.formats.peft_keys import PREFIX, parts_of
-from sharding.formats.torch_checkpoint import EMBEDDINGS, HEADS
-from sharding.model_class.class_table import always_ties, known_class
+from sharding.model_class.class_table import EMBEDDINGS, HEADS, always_ties, known_class
 from sharding.planning.adapters.merging import OTHER_BASE, SAVE_AGAIN, WITH_PEFT, Merging, ModuleNames, heads_last
 from sharding.recipes.laid import Rows
 

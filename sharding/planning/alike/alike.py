@@ -10,7 +10,7 @@ from typing import Any
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.made import Change
 from sharding.core.text import as_object, objects_in, parsed_json
-from sharding.core.values import Content, Tensor
+from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.quantization import dtype_of_first, without_quantization
 from sharding.model_class.class_table import ties
 from sharding.planning.alike.comparison import Comparison, compared
@@ -20,10 +20,11 @@ from sharding.planning.alike.told import (
     findings_on,
     has_own_config,
     refuse_loss,
-    refuse_unlike,
     refuse_unusable,
+    unlike,
 )
 from sharding.planning.alike.units import plain_name
+from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
 _TIES = "tie_word_embeddings"
@@ -43,7 +44,7 @@ def names_asked(draft: Draft, found: Comparison) -> Content | None:
     """Return the original, if its names in memory may tell more than prefixes do; else None."""
     original = _original(draft)
     config = original.configs.get("", "")
-    asks = found.match.absent and found.match.extra and config
+    asks = (found.parts or found.holes) and found.match.extra and config
     return replace(original, configs={"": without_quantization(config)}) if asks else None
 
 
@@ -56,10 +57,11 @@ def _original(draft: Draft) -> Content:
 def alike(draft: Draft, found: Comparison) -> Draft:
     """Return `draft` with the names, shapes and parts of its original, and its own numbers. Raises SourceError."""
     content, original = draft.content, _original(draft)
-    refuse_unlike(found, content, original)
+    if error := next(unlike(found, content, original), None):
+        raise error
     if not draft.options.keep_extra:
         refuse_loss(found, original.source.words)
-    filled = frozenset(name for names in found.lack.parts.values() for name in names)
+    filled = frozenset(name for names in found.parts.values() for name in names)
     of_original = sum(filled.issuperset(slot.units) for slot in found.original)
     of = {**found.match.of, **{name: found.match.of[words] for name, words in found.tied.items()}}
     tensors = list(_made(found, of, filled))
@@ -71,7 +73,7 @@ def alike(draft: Draft, found: Comparison) -> Draft:
     configs, reconfigured = dict(draft.configs), draft.reconfigured
     if written is not None and written != parsed_json(draft.configs.get("", "")):
         configs[""], reconfigured = json.dumps(written), draft.reconfigured | {""}
-    details = details_of(found, kept, values, is_kept=bool(draft.options.keep_extra))
+    details = details_of(found, values, is_kept=bool(draft.options.keep_extra))
     told = " ".join(f"{what[0].upper()}{what[1:]}: {text}." for what, text in details.items())
     told += " The original's own licence holds for what is filled." if of_original else ""
     change = Change(
@@ -86,11 +88,9 @@ def alike(draft: Draft, found: Comparison) -> Draft:
         evidence=original.source.text,
         details=details,
     )
-    components = tuple(replace(one, total_parameters=None) for one in draft.components)
     return replace(
         draft,
         tensors=tuple(tensors),
-        components=components,
         configs=configs,
         reconfigured=reconfigured,
         made=(*draft.made, change),
@@ -118,9 +118,8 @@ def _extra_tensors(found: Comparison) -> list[Tensor]:
 def _refuse_doubles(tensors: Sequence[Tensor]) -> None:
     if double := next((name for name, times in Counter(tensor.name for tensor in tensors).items() if times > 1), None):
         message = f"Two tensors of the copy would be called {double}."
-        raise SourceError(
-            message, "Leave out --keep-extra, or drop one of them in a copy of its own.", Remedy("by_hand")
-        )
+        hint = "Leave out --keep-extra, or drop one of them in a copy of its own."
+        raise SourceError(message, hint, Remedy("by_hand"))
 
 
 def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None, list[Kept]]:
@@ -134,10 +133,37 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):
         if isinstance(level, dict):
             level |= {key: dtype for key in _DTYPES & level.keys() if dtype}
-            if found.lack.parts:  # an MTP head that is filled counts as in the original
+            if found.parts:  # an MTP head that is filled counts as in the original
                 level |= {key: value for key, value in as_object(old).items() if _OF_MTP.search(key)}
             stated = as_object(old).get(_TIES)
             stated = False if found.has_own_head and ties(found.form) is not False else stated
             level.pop(_TIES, None) if stated is None else level.update({_TIES: stated})
-    kept = [one for one in kept if not (found.lack.parts and _OF_MTP.search(one.key))]
+    kept = [one for one in kept if not (found.parts and _OF_MTP.search(one.key))]
     return document, [one for one in kept if found.has_own_head or not one.key.endswith(_TIES)]
+
+
+def named_like(run: Content, base: Content) -> Content:
+    """Return the tensors of a training run as its base has them, where they fit; a finding says what changed."""
+    original = ordinary(base)
+    if original is None:
+        return run
+    ready = replace(base, tensors=original.tensors, configs={})
+    try:
+        found = compared(run, run.tensors, "", ready, {})
+    except SourceError:  # experts that are not complete
+        return run
+    details = details_of(found)
+    is_clear = not (found.match.unclear or found.match.twice or found.is_other_model)
+    if not is_clear or not details.keys() & {"prefix", "fused", "separated"}:
+        return run
+    tensors, taken = list[Tensor](), set[str]()
+    for slot in found.original:
+        if all(name in found.match.of for name in slot.units):
+            names = [found.match.of[name] for name in slot.units]
+            taken.update(names)
+            tensors.append(slot.made_of([found.units[name] for name in names]))
+    left = (slot.tensor for slot in found.slots if taken.isdisjoint(slot.units))
+    tensors += (tensor._replace(name=plain_name(tensor.name)) for tensor in left)
+    told = "; ".join(f"{what}: {details[what]}" for what in ("prefix", "fused", "separated") if what in details)
+    message = f"Names and form are those of {base.source.words} ({told})."
+    return replace(run, tensors=tuple(tensors), findings=(*run.findings, Finding("info", "named-like-base", message)))

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -50,47 +50,34 @@ def chosen(draft: Draft) -> Draft:
 
 
 def _selected(draft: Draft) -> Draft:
-    only, drop = globs(draft.options.only), globs(draft.options.drop)
-    names = [tensor.name for tensor in draft.tensors]
-    for flag, pattern in (*(("--only", one) for one in only), *(("--drop", one) for one in drop)):
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise _nothing(flag, pattern, names)
-    left = tuple(
-        tensor
-        for tensor in draft.tensors
-        if (not only or _matches(tensor.name, only)) and not _matches(tensor.name, drop)
-    )
-    if not left:
+    only, drop, names = draft.options.only, draft.options.drop, [tensor.name for tensor in draft.tensors]
+    kept = (_matching("--only", only, names) or {*names}) - _matching("--drop", drop, names)
+    if not kept:
         raise UsageError("No tensor is left for the copy.", "Drop fewer, or take more.")
-    kept = {tensor.name for tensor in left}
+    left = [tensor for tensor in draft.tensors if tensor.name in kept]
     gone = [name for name in names if name not in kept]
-    return _changed(
-        draft, left, "only" if only else "drop", f"without {count(len(gone), 'tensor')}", "The choice", gone
-    )
+    kind = "only" if globs(only) else "drop"
+    return _changed(draft, left, kind, f"without {count(len(gone), 'tensor')}", "The choice", gone)
 
 
 def _renamed(draft: Draft) -> Draft:
-    pairs = []
+    pairs, names = [], [tensor.name for tensor in draft.tensors]
     for text in globs(draft.options.rename):
         old, sign, new = text.partition("=")
         if not sign or not old:
-            raise UsageError(
-                f"{text} has no old name or no =.", "Write --rename OLD=NEW: how names begin.", Remedy("by_hand")
-            )
-        pairs.append((old, new))
-    names = [tensor.name for tensor in draft.tensors]
-    for old, _ in pairs:
+            hint = "Write --rename OLD=NEW: how names begin."
+            raise UsageError(f"{text} has no old name or no =.", hint, Remedy("by_hand"))
         if not any(name.startswith(old) for name in names):
             raise _nothing("--rename", old, names)
+        pairs.append((old, new))
     renamed = []
     for tensor in draft.tensors:
-        pair = next(((old, new) for old, new in pairs if tensor.name.startswith(old)), None)
-        renamed.append(tensor._replace(name=pair[1] + tensor.name[len(pair[0]) :]) if pair else tensor)
+        old, new = next((pair for pair in pairs if tensor.name.startswith(pair[0])), ("", ""))
+        renamed.append(tensor._replace(name=new + tensor.name.removeprefix(old)))
     if not all(tensor.name for tensor in renamed):
-        raise UsageError(
-            "A tensor would have no name.", "Give it a new one, behind the = of --rename.", Remedy("by_hand")
-        )
-    times = sum(one.name != other.name for one, other in zip(renamed, draft.tensors, strict=True))
+        hint = "Give it a new one, behind the = of --rename."
+        raise UsageError("A tensor would have no name.", hint, Remedy("by_hand"))
+    times = sum(one.name != name for one, name in zip(renamed, names, strict=True))
     return _changed(draft, renamed, "rename", f"with {count(times, 'tensor')} renamed", "Renaming")
 
 
@@ -108,20 +95,16 @@ def _text_only(draft: Draft) -> Draft:
     if not cls or not found:
         reason = "no tensor has the name of a text model's layer"
         reason = reason if cls else f"transformers has no class for its text model alone ({kind})"
-        raise SourceError(
-            f"The text model cannot be taken out: {reason}.", "Use --only and --rename by hand.", Remedy("by_hand")
-        )
-    inside, head = found
+        message = f"The text model cannot be taken out: {reason}."
+        raise SourceError(message, "Use --only and --rename by hand.", Remedy("by_hand"))
+    starts = {found[0]: "model.", found[1]: "lm_head.", "mtp.": "mtp."}
     tensors, gone = list[Tensor](), list[str]()
     for tensor in draft.tensors:
-        if tensor.name.startswith(inside) and not tensor.name.startswith(_TOWERS):
-            tensors.append(tensor._replace(name=f"model.{tensor.name.removeprefix(inside)}"))
-        elif tensor.name.startswith(head):
-            tensors.append(tensor._replace(name=f"lm_head.{tensor.name.removeprefix(head)}"))
-        elif tensor.name.startswith("mtp."):
-            tensors.append(tensor)
-        else:
+        old = next((start for start in starts if tensor.name.startswith(start)), None)
+        if old is None or tensor.name.startswith(_TOWERS):
             gone.append(tensor.name)
+        else:
+            tensors.append(tensor._replace(name=starts[old] + tensor.name.removeprefix(old)))
     document = _text_config(config, outer, text, cls, _ALSO.get(str(kind), kind))
     draft = replace(draft, configs={**draft.configs, "": json.dumps(document)}, reconfigured=draft.reconfigured | {""})
     draft = _changed(draft, tensors, "text_only", "as its text model alone", "Taking the text model out", gone)
@@ -195,17 +178,12 @@ def _with_experts(draft: Draft) -> Draft:
 
 
 def _fused(of: str, inside: Mapping[str, Unit]) -> list[Tensor]:
-    tensors = []
-    for part, parts in (
-        ("gate_up_proj", ("gate_proj", "up_proj")),
-        ("up_proj", ("up_proj",)),
-        ("down_proj", ("down_proj",)),
-    ):
-        if all(name in inside for name in parts) and not (part == "up_proj" and "gate_proj" in inside):
-            given = [inside[name] for name in parts]
-            slot = Slot(given[0].tensors[0]._replace(name=f"{of}.{part}"), tuple(parts))
-            tensors.append(slot.made_of(given))
-    return tensors
+    first = {"gate_up_proj": ("gate_proj", "up_proj")} if "gate_proj" in inside else {"up_proj": ("up_proj",)}
+    return [
+        Slot(inside[parts[0]].tensors[0]._replace(name=f"{of}.{name}"), parts).made_of([inside[part] for part in parts])
+        for name, parts in {**first, "down_proj": ("down_proj",)}.items()
+        if inside.keys() >= {*parts}
+    ]
 
 
 def _separate(of: str, inside: Mapping[str, Unit], *, short: bool, old_block: bool) -> list[Tensor]:
@@ -222,25 +200,24 @@ def _separate(of: str, inside: Mapping[str, Unit], *, short: bool, old_block: bo
 def _filled(draft: Draft) -> Draft:
     other = draft.content.of("fill")
     assert other is not None, "--fill needs --from"
-    patterns, here = globs(draft.options.fill), {tensor.name for tensor in draft.tensors}
-    names = [tensor.name for tensor in other.tensors]
-    new = [tensor for tensor in other.tensors if tensor.name not in here and _matches(tensor.name, patterns)]
+    here, names = {tensor.name for tensor in draft.tensors}, [tensor.name for tensor in other.tensors]
+    wanted = {name for one in globs(draft.options.fill) for name in names if fnmatchcase(name, one)} - here
+    new = [tensor for tensor in other.tensors if tensor.name in wanted]
     if not new:
-        first = next((one for one in patterns if not any(fnmatchcase(name, one) for name in names)), "")
-        if first:
-            raise _nothing("--fill", first, names)
+        _matching("--fill", draft.options.fill, names)
         message = f"This checkpoint has every tensor of {other.source.words} that you name."
         raise UsageError(message, "Leave out --fill and --from.", Remedy("by_hand"))
     if packed := [tensor.name for tensor in new if is_quantized(tensor)]:
         message = f"{packed[0]} of {other.source.words} is quantized, and this checkpoint is not."
         raise SourceError(message, "Make an ordinary copy of that repo first, and fill from there.")
-    text = other.source.text
-    tensors, named = [*draft.tensors, *new], f"{count(len(new), 'tensor')}: {name_some([one.name for one in new])}"
+    text, tensors = other.source.text, [*draft.tensors, *new]
+    named = f"{count(len(new), 'tensor')}: {name_some([one.name for one in new])}"
+    message = f"From {other.source.words} come {named}."
     change = Change(
         kind="fill",
         done=f"with {count(len(new), 'tensor')} from {text} added",
         called="Filling",
-        how=f"From {other.source.words} come {named}. The licence of that repo holds for them.",
+        how=f"{message} The licence of that repo holds for them.",
         then="",
         changed=len(new),
         of=len(tensors),
@@ -248,12 +225,8 @@ def _filled(draft: Draft) -> Draft:
         evidence=text,
         details={"filled": named[:1900]},
     )
-    message = f"{count(len(new), 'tensor')} come from {other.source.words}: {name_some([one.name for one in new])}."
-    return replace(
-        _uncounted(draft, tensors),
-        made=(*draft.made, change),
-        findings=(*draft.findings, Finding("info", "filled", message)),
-    )
+    findings = (*draft.findings, Finding("info", "filled", message))
+    return replace(_with_tensors(draft, tensors), made=(*draft.made, change), findings=findings)
 
 
 def globs(text: str) -> list[str]:
@@ -261,8 +234,12 @@ def globs(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _matching(flag: str, patterns: str, names: Sequence[str]) -> set[str]:
+    """Return those of `names` that one of the `patterns` matches. Raises UsageError if one of these matches none."""
+    found = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in globs(patterns)}
+    if absent := next((pattern for pattern, matches in found.items() if not matches), None):
+        raise _nothing(flag, absent, names)
+    return set[str]().union(*found.values())
 
 
 def _nothing(flag: str, pattern: str, names: Sequence[str]) -> UsageError:
@@ -270,13 +247,11 @@ def _nothing(flag: str, pattern: str, names: Sequence[str]) -> UsageError:
     return UsageError(f"{flag} {pattern} matches no tensor.", f"A name is, for example, {like}.")
 
 
-def _uncounted(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
+def _with_tensors(draft: Draft, tensors: Sequence[Tensor]) -> Draft:
     if double := next((name for name, times in Counter(one.name for one in tensors).items() if times > 1), None):
-        raise UsageError(
-            f"Two tensors of the copy would be called {double}.", "Give one of them another name, or drop it."
-        )
-    components = tuple(replace(one, total_parameters=None) for one in draft.components)
-    return replace(draft, tensors=tuple(tensors), components=components)
+        message = f"Two tensors of the copy would be called {double}."
+        raise UsageError(message, "Give one of them another name, or drop it.")
+    return replace(draft, tensors=tuple(tensors))
 
 
 def _changed(
@@ -294,4 +269,4 @@ def _changed(
         of=len(tensors),
         details=details,
     )
-    return replace(_uncounted(draft, tensors), made=(*draft.made, change))
+    return replace(_with_tensors(draft, tensors), made=(*draft.made, change))

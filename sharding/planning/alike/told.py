@@ -1,24 +1,21 @@
-"""Say what becomes of a checkpoint that is made like its original, or why it is not. Pure."""
+"""Say in words how a checkpoint differs from its original, and what is made of that. Pure."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.made import Change
 from sharding.core.text import as_object, count, name_some, parsed_json
-from sharding.core.values import Content, Finding, Tensor
+from sharding.core.values import Content, Finding
 from sharding.formats.names import CONFIG_NAME
 from sharding.formats.quantization import quantization_of, quantized_in
 from sharding.model_class.class_table import is_known_type
-from sharding.planning.alike.comparison import Comparison
+from sharding.planning.alike.comparison import Comparison, compared
 from sharding.planning.alike.configs import Kept, layers_of, words_of
 from sharding.planning.alike.units import plain_name
 from sharding.planning.draft import Draft
-
-_HALF_SAVED = (
-    "It looks like a half-saved training. Save it again. Or add what is missing by hand, with --fill and --from."
-)
 
 
 def refuse_unusable(draft: Draft, original: Content) -> None:
@@ -47,35 +44,33 @@ def refuse_unusable(draft: Draft, original: Content) -> None:
         raise SourceError(message, "Save the adapter alone, and merge that first.")
 
 
-def refuse_unlike(found: Comparison, content: Content, original: Content) -> None:
-    """Raise SourceError if one checkpoint does not clearly become like the other, and say where."""
+def unlike(found: Comparison, content: Content, original: Content) -> Iterator[SourceError]:
+    """Yield why one checkpoint does not clearly become like the other, the worst first."""
     mine, theirs, match = content.source.words, original.source.words, found.match
+    other_model = "Name the model that it was trained from."
     if found.is_other_model:
         message = f"{mine} and {theirs} are different models: {len(match.of):,} of {count(len(found.units), 'weight')} "
-        raise SourceError(f"{message}fit by name and shape.", "Name the model that it was trained from.")
+        yield SourceError(f"{message}fit by name and shape.", other_model)
     layers = [layers_of(config) for config in (found.config, found.form)]
     if None not in layers and layers[0] != layers[1]:
         message = f"num_hidden_layers is {layers[0]} in {mine}, and {layers[1]} in {theirs}."
-        raise SourceError(message, "Name the model that it was trained from.")
-    if match.unclear:
-        name, one, other = match.unclear[0]
+        yield SourceError(message, other_model)
+    for name, one, other in match.unclear:
         message = f"{name} fits two places of {theirs}: {one} and {other}."
-        raise SourceError(message, "Say which, with --rename OLD=NEW.", Remedy("by_hand"))
-    if match.twice:
-        name, one, other = match.twice[0]
+        yield SourceError(message, "Say which, with --rename OLD=NEW.", Remedy("by_hand"))
+    for name, one, other in match.twice:
         message = f"Two weights here fit {name} of {theirs}: {one} and {other}."
-        raise SourceError(message, "Leave one of them out, with --drop in a copy of its own.", Remedy("by_hand"))
+        yield SourceError(message, "Leave one of them out, with --drop in a copy of its own.", Remedy("by_hand"))
     if match.misfits:
         here, there = match.misfits[0]
         shapes = f"{list(found.units[here].shape)} here and {list(found.theirs[there].shape)} in {theirs}"
         more = f" So are {len(match.misfits) - 1:,} others." if len(match.misfits) > 1 else ""
-        raise SourceError(
-            f"{here} is {shapes}, and no rule explains that.{more}", "Name the model that it was trained from."
-        )
-    if found.lack.holes:
-        holes = [found.theirs[name].tensors[0].name for name in found.lack.holes]
+        yield SourceError(f"{here} is {shapes}, and no rule explains that.{more}", other_model)
+    if found.holes:
+        holes = [found.theirs[name].tensors[0].name for name in found.holes]
         message = f"{mine} lacks {count(len(holes), 'weight')} of a part that it has: {name_some(holes)}."
-        raise SourceError(message, _HALF_SAVED, Remedy("by_hand"))
+        hint = "It looks like a half-saved training. Save it again. "
+        yield SourceError(message, f"{hint}Or add what is missing by hand, with --fill and --from.", Remedy("by_hand"))
 
 
 def refuse_loss(found: Comparison, theirs: str) -> None:
@@ -91,7 +86,7 @@ def has_own_config(content: Content) -> bool:
     return any(file.path == CONFIG_NAME and not file.source for file in content.side_files)
 
 
-def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept], *, is_kept: bool) -> dict[str, str]:
+def details_of(found: Comparison, values: Sequence[Kept] = (), *, is_kept: bool = False) -> dict[str, str]:
     """Return what becomes of the checkpoint, by kind, in words."""
     details = dict[str, str]()
     wrapped = [slot.tensor.name for slot in found.slots if plain_name(slot.tensor.name) != slot.tensor.name]
@@ -112,7 +107,7 @@ def details_of(found: Comparison, kept: Sequence[Tensor], values: Sequence[Kept]
         if names:
             details[what] = f"the experts of {count(len({name.partition('.*.')[0] for name in names}), 'layer')}"
     filled = list[str]()
-    for module, units in found.lack.parts.items():
+    for module, units in found.parts.items():
         tensors = sum(map(frozenset(units).issuperset, (slot.units for slot in found.original)))
         filled.append(f"{module} ({count(tensors, 'tensor')})")
     details |= {"filled": name_some(filled, 8)} if filled else {}
@@ -152,7 +147,7 @@ def findings_on(
         hint = "They were not trained with it. The licence and terms of the original hold for the copy."
         yield Finding("warning", "like-filled", f"{message}{details['filled']}.", hint)
     words = (words_of(found.config), words_of(found.form))
-    names = [name for names in found.lack.parts.values() for name in names]
+    names = [name for names in found.parts.values() for name in names]
     if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
         message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
         yield Finding(
@@ -178,3 +173,54 @@ def findings_on(
 
 def _is_one_model(config: Mapping[str, Any]) -> bool:
     return "model_type" in config and not any("model_type" in as_object(part) for part in config.values())
+
+
+MEND = "To mend it: "
+"""The beginning of the sentence with the command that mends a checkpoint."""
+
+
+def advised(mine: Content, original: Content, named: tuple[str, str] | None = None) -> tuple[str, ...]:
+    """Return how `mine` differs from its original, and the command that mends it; () if it does not."""
+    of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
+    if of == theirs or original.library != "transformers" or mine.library not in ("transformers", "unknown"):
+        return ()
+    try:
+        found = compared(mine, mine.tensors, mine.configs.get("", ""), original, {})
+    except SourceError as error:
+        return (error.message,)
+    if found.is_other_model:
+        return ()
+    first, second = map(shlex.quote, named or (mine.source.text, original.source.text))
+    reasons = [error.message for error in unlike(found, mine, original)]
+    return (*_sentences(found), *(reasons or [f"{MEND}shard-my-repo shard {first} ./mended --like {second}"]))
+
+
+def unlike_base(mine: Content, original: Content, named: tuple[str, str]) -> Iterator[Finding]:
+    """Yield a finding if `mine` does not load where the original does. `named` are both, for a command."""
+    if sentences := advised(mine, original, named):
+        hint = sentences[-1] if sentences[-1].startswith(MEND) else ""
+        reasons = " ".join(sentence for sentence in sentences if sentence != hint)
+        message = f"It may not load where {named[1]} does, which its card names as its base. {reasons}"
+        yield Finding("warning", "unlike-base", message, hint)
+
+
+def _sentences(found: Comparison) -> Iterator[str]:
+    details = details_of(found)
+    if "unwrapped" in details:
+        yield f"A wrapper of the trainer is in the names of {details['unwrapped']}."
+    for (old, new), times in found.match.prefixes.items():
+        if old != new:
+            is_all, verb = times == len(found.match.of), "has" if times == 1 else "have"
+            which = "Every name has" if is_all else f"{count(times, 'name')} {verb}"
+            has, had = (repr(start) if start else "nothing" for start in (old, new))
+            yield f"{which} {has} in front. The original has {had} there."
+    if "separated" in details:
+        yield f"Here, {details['separated']} are in one tensor for each layer. The original stores them one by one."
+    if "fused" in details:
+        yield f"Here, {details['fused']} are stored one by one. The original has one tensor for each layer."
+    for module, names in found.parts.items():
+        yield f"{count(len(names), 'weight')} {'is' if len(names) == 1 else 'are'} missing: the whole part {module}."
+    if found.tied:
+        yield f"{name_some(list(found.tied))} is missing, because it is the embeddings here. The original stores both."
+    if found.extra:
+        yield f"The original does not have {count(len(found.extra), 'weight')} of these: {name_some(found.extra)}."

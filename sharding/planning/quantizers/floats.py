@@ -1,8 +1,11 @@
-"""FP8 with scales for the tensor, channels or blocks, by all names that people give them. Pure."""
+"""Weights of FP8 and FP4 (E2M1), with scales for the tensor, channels, blocks or groups. Pure."""
 
 from collections.abc import Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
+from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.values import Tensor
 from sharding.planning.quantizers.format import (
     EXPONENTS,
@@ -15,15 +18,53 @@ from sharding.planning.quantizers.format import (
     Weight,
     refusal,
 )
-from sharding.planning.quantizers.fp4 import FP4_EXPERTS, OF_MODELOPT
-from sharding.recipes.quantized import Codes, Scaled
+from sharding.recipes.laid import laid_of
+from sharding.recipes.quantized import Codes, Grid, Scaled
+
+
+def _of_fp4(weight: Weight, group: int, times: str = "", divides: bool = False) -> Tensor:
+    codes = weight.codes
+    shape = (*codes.shape[:-1], 2 * codes.shape[-1]) if codes.shape else ()
+    grid = weight.grid(shape, (1, group), times=times, divides=divides)
+    return weight.made(Scaled(codes.recipe, Codes("E2M1"), shape, grid, "F32"))
+
+
+def _gpt_oss(weight: Weight) -> Tensor:
+    """Return the experts as the class saves them, transposed (`convert_moe_packed_tensors` of transformers 5.23)."""
+    packed, scales = weight.codes, weight.scales
+    fits = (*scales.shape, 16) == packed.shape and len(packed.shape) == 4
+    if not fits or prod(scales.shape[1:]) > MAX_EXPERT_BYTES:
+        raise weight.odd()
+    experts, rows, groups, _ = packed.shape
+    turned = laid_of(packed).with_axes(0, 2, 3, 1)
+    grid = Grid(scales.recipe, Codes("2^/2"), (32, 1), turned=True)
+    shape = experts, groups * 32, rows
+    return weight.made(Scaled(turned, Codes("2·E2M1", down=1), shape, grid, "F32"))
+
+
+GPT_OSS = Format("mxfp4", "_blocks", "", ("U8",), (("_scales",),), ("U8",), _gpt_oss)
+FP4_EXPERTS = Format(
+    "fp4", ".weight", ".weight", ("I8",), (("scale", "_scale_inv"),), EXPONENTS, partial(_of_fp4, group=32)
+)
+"""The experts of DeepSeek-V4, as `Fp8Dequantize` of transformers 5.23 computes them."""
+MXFP4 = Format("mxfp4", ".weight_packed", ".weight", ("U8",), (("_scale",),), EXPONENTS, partial(_of_fp4, group=32))
+NVFP4 = Format(
+    "nvfp4", ".weight_packed", ".weight", ("U8",), (("_scale",), ("_global_scale",)), ("F8_E4M3",),
+    partial(_of_fp4, group=16, times="_global_scale", divides=True),
+)  # fmt: skip
+"""Both of compressed-tensors 0.20 (`MXFP4PackedCompressor`, `NVFP4PackedCompressor`)."""
+OF_MODELOPT = Format(
+    "nvfp4", ".weight", ".weight", ("U8",), (("_scale",), ("_scale_2",)), ("F8_E4M3",),
+    partial(_of_fp4, group=16, times="_scale_2"),
+)  # fmt: skip
+"""`NVFP4QTensor.dequantize` of nvidia-modelopt 0.47."""
 
 OF_32 = (1, 32)
 _SCALES = (("_scale_inv", "_scale", "scale", "scale_weight", "qscale_weight"),)
 """Names of DeepSeek and Qwen, of AutoFP8, vLLM and ModelOpt, of DeepSeek-V4, of ComfyUI, and of Mistral."""
 
 
-def _make(weight: Weight) -> Tensor:
+def _of_fp8(weight: Weight) -> Tensor:
     scheme, codes = weight.scheme, weight.codes
     # Fine-grained FP8 multiplies in float32, compressed-tensors in the dtype of its scales. The exception is the
     # experts that transformers 5.23 unites: it multiplies those in float32 (`CompressedTensorsDequantize`).
@@ -33,7 +74,7 @@ def _make(weight: Weight) -> Tensor:
     return weight.made(Scaled(codes.recipe, Codes(codes.dtype), codes.shape, grid, dtype))
 
 
-FP8 = Format("fp8", "", "", ("F8_E4M3",), _SCALES, (*NUMBERS, *EXPONENTS), _make)
+FP8 = Format("fp8", "", "", ("F8_E4M3",), _SCALES, (*NUMBERS, *EXPONENTS), _of_fp8)
 """The formula is float32(weight) * float32(scale), as in `weight_dequant` of DeepSeek-V3 (inference/kernel.py)."""
 
 
