@@ -320,7 +320,8 @@ class FileFormat(Protocol):
         """Return the path of a weight file of `component` with the number `suffix`; "" for a single file."""
 
     def order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return `tensors` in the order of a file."""
+        """Return `tensors` in the order of a file, by default as they are."""
+        return list(tensors)
 
     def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
         """Yield what the file of `shard` consists of, in order: bytes as they are, and tensors to make."""

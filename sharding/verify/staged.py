@@ -15,9 +15,9 @@ from sharding.core.protocols import Destination, Inputs, Source
 from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
-from sharding.formats.file_formats import format_of
+from sharding.formats.file_formats import format_of, places_of
 from sharding.formats.names import SAFETENSORS
-from sharding.recipes.stored import Stored, are_stored
+from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part, relayed
 from sharding.transfer.stream import Prepared, Transfer, expected_digests, move_shards
 from sharding.verify.digests import Reader, by_file, check_structure
@@ -98,15 +98,7 @@ def reading_back(
 
 def _placed(plan: Plan) -> list[Tensor]:
     """Return the tensors of the result, at their places in its files."""
-    placed = []
-    for shard in plan.shards:
-        at = 0
-        for piece in format_of(plan).pieces(plan, shard):
-            end = at + (len(piece) if isinstance(piece, bytes) else piece.bytes)
-            if isinstance(piece, Tensor):
-                placed.append(piece._replace(recipe=Stored(0, shard.file, at, end)))
-            at = end
-    return placed
+    return [tensor for shard in plan.shards for tensor in places_of(plan, shard)]
 
 
 def _wrong_headers(staged: Source, plan: Plan) -> list[Mismatch]:
