@@ -61,6 +61,12 @@ def stretch(start: int, end: int, file: str = "f") -> Extent:
     return Extent(0, file, start, end)
 
 
+def test_a_stretch_inside_another_is_read_with_it() -> None:
+    wanted = [stretch(0, 30), stretch(10, 20)]
+    (batch,) = read_batches(wanted, BATCH, GAP)
+    assert batch.ranges == (stretch(0, 30),) and absolute(batch) == wanted
+
+
 def test_small_stretches_in_any_order_cost_one_request() -> None:
     (batch,) = read_batches([stretch(4 * n, 4 * n + 4) for n in (9, 2, 7, 0, 5, 1, 8, 3, 6, 4)], BATCH, GAP)
     assert len(batch.ranges) == 1
