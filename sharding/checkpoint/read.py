@@ -105,9 +105,8 @@ def read_checkpoint(
     indexes = {weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index}
     taken = {file.path for file in weight_files} | indexes | of_ranks
     refuse_unfinished(by_path, taken)
-    side_files, left_out = sort_files(
-        source.files, taken, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
-    )
+    is_run, copied = bool(of_ranks), selection.copied
+    side_files, left_out = sort_files(source.files, taken, copied, layout.folders, is_trained=is_run)
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, [component.folder for component in components])
     _refuse_other_names(configs, taken)
@@ -119,14 +118,14 @@ def read_checkpoint(
         components=tuple(components),
         weight_files=tuple(replace(file, path=file.at, place="") for file in weight_files),
         side_files=side_files,
-        copied_weights=tuple(file for file in side_files if file.path in selection.copied),
+        copied_weights=tuple(file for file in side_files if file.path in copied),
         findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=layout.library,
         configs=configs,
         other_variants=selection.passed_over,
         other_weights=other_weights(source.files, taken | {file.path for file in side_files}),
-        of_ranks=bool(of_ranks),
+        of_ranks=is_run,
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
         notes=read_notes(source, tensors),

@@ -24,7 +24,7 @@ _STATE_OR_MODULE = {
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
 _AROUND = {"app", "state"}  # Keys under which trainers save everything, model and state.
-_WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPING_MODULES = re.compile(r"_orig_mod\.|_(?:fsdp|checkpoint)_wrapped_module\.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 """What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
@@ -120,9 +120,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     {'model.norm.weight': 'model.norm.weight', 'model.layers.0._orig_mod.mlp.weight': 'model.layers.0.mlp.weight'}
     """
     names = list(names)
-    short = names
-    for module in _WRAPPING_MODULES:
-        short = [name.replace(module, "") for name in short]
+    short = [_WRAPPING_MODULES.sub("", name) for name in names]
     while prefix := next((prefix for prefix in ("module.", "state_dict.", "model.") if _is_wrapped(short, prefix)), ""):
         short = [name.removeprefix(prefix) for name in short]
     return dict(zip(names, short, strict=True))
@@ -161,9 +159,8 @@ def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
         if wrapper == _DDP and len(names) < len(tensors):
             continue  # it wraps the whole model, so a part of it may well have that name
         message = f"{_some(names)} names that {wrapper} makes, so no library finds them: {name_some(names)}."
-        yield Finding(
-            "warning", "wrapped-names", message, "Save what the wrapper holds. Or add --like with the original model."
-        )
+        hint = "Save what the wrapper holds. Or add --like with the original model."
+        yield Finding("warning", "wrapped-names", message, hint)
 
 
 def _some(names: list[str]) -> str:

@@ -155,7 +155,6 @@ _ELSEWHERE = {
 
 
 def _no_weights(paths: Sequence[str]) -> SourceError:
-    """Return the error for a repo with files at `paths` but without weights that can be streamed."""
     refuse_foreign(paths)
     top = [path for path in paths if "/" not in path]
     if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
@@ -168,10 +167,8 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
         message = f"The model is stored as {what}: {name_some(elsewhere)}. {others[0]} is only another part of it."
         return SourceError(message, hint)
     if others:
-        return SourceError(
-            f"There are {len(others)} safetensors files, but no index says which belong together: {name_some(others)}.",
-            "Keep one of them, or add model.safetensors.index.json.",
-        )
+        message = f"There are {len(others)} safetensors files, but no index says which belong together: "
+        return SourceError(f"{message}{name_some(others)}.", "Keep one of them, or add model.safetensors.index.json.")
     if tensors:
         hint = f"Name one of the folders as the source, such as SOURCE/{_folders(tensors)[0]}."
         return SourceError(f"The weights are in folders that no configuration names: {name_some(tensors)}.", hint)
@@ -180,10 +177,8 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
         hint = f"Name one of them as the source, such as SOURCE/{runs[0]}."
         return SourceError(f"There are the weights of several models or steps of a run: {name_some(runs)}.", hint)
     if pieces := [path for path in paths if path.endswith(".distcp")]:
-        return SourceError(
-            f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which says what is in them.",
-            "Copy that file too. Its name starts with a dot, so many programs leave it out.",
-        )
+        message = f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which describes them."
+        return SourceError(message, "Copy that file too. Its name starts with a dot, so many programs leave it out.")
     for suffix, (what, hint) in _ELSEWHERE.items():
         if files := [path for path in paths if path.endswith(suffix)]:
             return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)

@@ -13,9 +13,9 @@ from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Inputs, Source
-from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import FileEntry, Plan, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
-from sharding.formats.file_formats import file_bytes, format_of
+from sharding.formats.file_formats import format_of, places_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
 from sharding.transfer.lanes import progress_of_part, relayed
@@ -90,7 +90,7 @@ def reading_back(
     plan, back, is_begun = prepared.plan, None, False
     arriving = target.open_arriving(kept) if isinstance(reader, ThisMachine) else None
     if arriving:
-        tensors = [tensor for shard in plan.shards for tensor in _places(plan, shard)]
+        tensors = [tensor for shard in plan.shards for tensor in places_of(plan, shard)]
         read = prepared.checkpoint, origin.sources[0], _in_order_of_source(prepared, origin)
         work = digest_as_stored(*read, arriving, tensors, ReaderAhead())
         back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
@@ -105,10 +105,6 @@ def reading_back(
     return records, back
 
 
-def _places(plan: Plan, shard: Shard) -> tuple[Tensor, ...]:
-    return format_of(plan).places(plan, shard, file_bytes(plan, shard))
-
-
 def _tensors_in(staged: Source, plan: Plan, records: Mapping[str, ShardRecord]) -> tuple[list[Tensor], list[Mismatch]]:
     """Return the tensors that the headers of the result name, and what is wrong with headers."""
     if plan.format == "safetensors":
@@ -119,7 +115,7 @@ def _tensors_in(staged: Source, plan: Plan, records: Mapping[str, ShardRecord]) 
         header = next(iter(format_of(plan).pieces(plan, shard)))
         if isinstance(header, bytes) and b"".join(staged.read(shard.file, 0, len(header))) != header:
             wrong.append(Mismatch(shard.file, "its header is not the one that was planned"))
-        tensors += _places(plan, shard)
+        tensors += places_of(plan, shard)
     return tensors, wrong
 
 

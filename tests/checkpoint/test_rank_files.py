@@ -80,6 +80,8 @@ def test_where_the_ordinary_model_was_saved_too_it_is_taken() -> None:
     assert trained_folder([*run, "actor/huggingface/model.safetensors"]) == "actor/huggingface/"
     assert trained_folder(["iter_3/model/.metadata", "iter_3/optimizer/.metadata"]) == "iter_3/model/"
     assert trained_folder([*run, "critic/model_world_size_1_rank_0.pt"]) is None
+    accelerate = ["pytorch_model_fsdp_0/.metadata", "ema/.metadata", "random_states_0.pkl", "config.json"]
+    assert trained_folder(accelerate) == "pytorch_model_fsdp_0/"
 
 
 def rank_of(folder: Path, number: int) -> Path:
