@@ -18,7 +18,7 @@ DOWN = (
 APART = {
     "localhub": (),
     "demo": ("localhub",),
-    "loading.probe": ("model_class.transformers_class", "core.environment", "core.allowance"),
+    "loading.probe": ("model_class.transformers_class", "core.environment", "core.allowance", "core.meter"),
 }
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "model_class.meta_model"}

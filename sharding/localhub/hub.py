@@ -23,7 +23,7 @@ class Settings:
     xet_seconds: int = 12 * 3600  # How long a grant to write, or to read over HTTP, is valid.
     quota_bytes: int | None = None  # How much a namespace can store in LFS and Xet files. No limit by default.
     page_items: int = 1000
-    multipart_above_bytes: int = 5_000_000_000
+    multipart_above_bytes: int = 100_000_000  # 5 GB on the real Hub. Here an upload in one piece is held in memory.
     oauth_seconds: int = 8 * 3600
 
     @property
@@ -55,11 +55,11 @@ class Hub:
                 db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(org, member) for member in members])
         key = state.secret("signing key", lambda: secrets.token_hex(32)).encode()
         grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
-        xet = XetStore(folder, state, grants) if settings.xet else None
+        xet = XetStore(folder, grants) if settings.xet else None
         return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
     def xet_file(self, entry: Entry) -> XetFile | None:
-        return self.xet.known(entry.sha256) if self.xet and entry.sha256 else None
+        return self.xet.find(entry.sha256) if self.xet and entry.sha256 else None
 
     def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield a range of a committed file. Raises Refusal (500) if it is lost."""

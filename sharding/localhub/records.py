@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS files (
 
 CREATE TABLE IF NOT EXISTS refs (
     repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, type TEXT NOT NULL, name TEXT NOT NULL,
-    "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
+    "commit" INTEGER NOT NULL, PRIMARY KEY (repo, type, name)
 ) WITHOUT ROWID;
 
 -- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
@@ -58,8 +58,6 @@ CREATE TABLE IF NOT EXISTS oauth_tokens (
     token TEXT PRIMARY KEY, user TEXT NOT NULL, app TEXT NOT NULL, scopes TEXT NOT NULL, expires_seconds REAL NOT NULL
 );
 
-CREATE TABLE IF NOT EXISTS xet_shards (name TEXT PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS xet_files (sha256 TEXT PRIMARY KEY, hash TEXT NOT NULL, size_bytes INTEGER NOT NULL);
 """
 
 
@@ -210,32 +208,29 @@ def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private:
 
 def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
     """Return the commit of a branch, tag, pull request or commit id (7 digits or more). Raises Refusal (404)."""
-    row = db.execute(
-        'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name IN (?, ?)'
-        " ORDER BY type LIMIT 1",
-        (repo.number, revision, re.sub("^refs/(heads|tags)/", "", revision)),
-    ).fetchone()
-    if not row and re.fullmatch("[0-9a-f]{7,40}", revision):
+    rows = _at(db, repo, re.sub("^refs/(heads|tags)/", "", revision), "branch", "pull", "tag")
+    if not rows and re.fullmatch("[0-9a-f]{7,40}", revision):
         rows = db.execute(
             "SELECT * FROM commits WHERE repo = ? AND id BETWEEN ? AND ? LIMIT 2",
             (repo.number, revision, revision + "g"),
         ).fetchall()
-        row = rows[0] if len(rows) == 1 else None
-    if not row:
+    if len(rows) != 1:
         raise revision_not_found(revision)
-    return _commit(row)
+    return _commit(rows[0])
 
 
 def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
     """Return the last commit of a branch. Raises Refusal (RevisionNotFound) for anything else, also for a tag."""
-    row = db.execute(
-        'SELECT commits.* FROM refs JOIN commits ON number = "commit"'
-        " WHERE refs.repo = ? AND name = ? AND type IN ('branch', 'pull')",
-        (repo.number, branch.removeprefix("refs/heads/")),
-    ).fetchone()
-    if not row:
+    rows = _at(db, repo, branch.removeprefix("refs/heads/"), "branch", "pull")
+    if not rows:
         raise revision_not_found(branch)
-    return _commit(row)
+    return _commit(rows[0])
+
+
+def _at(db: sqlite3.Connection, repo: Repo, name: str, *kinds: str) -> list[sqlite3.Row]:
+    query = 'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name = ? AND type = ?'
+    found = (db.execute(query, (repo.number, name, kind)).fetchone() for kind in kinds)
+    return [row for row in found if row][:1]
 
 
 def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
@@ -259,17 +254,9 @@ def add_commit(
     ).fetchone()
     commit = _commit(row)
     if parent:
-        copy_files(db, parent, commit)
+        query = 'INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, changed_in FROM files WHERE "commit" = ?'
+        db.execute(query, (commit.number, parent.number))
     return commit
-
-
-def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
-    """Copy the files of `source` to `target`. `touched` makes `target` the commit that last changed them."""
-    db.execute(
-        "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
-        ' FROM files WHERE "commit" = ?',
-        (target.number, touched, target.number, source.number),
-    )
 
 
 def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
@@ -282,9 +269,10 @@ def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
     )
 
 
-def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
+def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit) -> None:
     """Point a ref (kind "branch", "tag" or "pull") to a commit."""
-    db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
+    query = 'INSERT OR REPLACE INTO refs (repo, type, name, "commit") VALUES (?, ?, ?, ?)'
+    db.execute(query, (repo.number, kind, name, commit.number))
 
 
 def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:

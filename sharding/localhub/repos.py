@@ -24,22 +24,16 @@ GIT_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for 
 
 def create(call: Call) -> Answer:
     """Create a repo with one commit, which holds `.gitattributes`."""
-    wish = call.json()
+    wish, blobs = call.json(), call.hub.blobs
     kind = _kind(wish)
     with call.hub.state.writing() as db:
         caller, user = accounts.require_user(db, call)
-        owner = text_of(wish, "organization", user)
-        repo = create_repo(call.hub, db, caller, kind, f"{owner}/{text_of(wish, 'name')}", _is_private(wish))
+        repo_id = f"{text_of(wish, 'organization', user)}/{text_of(wish, 'name')}"
+        owner, name = _check_new_id(call.hub, db, caller, kind, repo_id)
+        repo = records.add_repo(db, kind, owner, name, _is_private(wish), caller.app)
+        attributes = Entry(".gitattributes", blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
+        write_commit(db, repo, "main", None, user, Draft("initial commit", [attributes]))
     return {"url": link(call.hub, repo.path), "name": repo.id, "id": str(repo.number)}
-
-
-def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, repo_id: str, private: bool) -> Repo:
-    """Add a repo on behalf of `caller`. Raises Refusal: 400 for a bad name, 403 without the right, 409 if it exists."""
-    owner, name = _check_new_id(hub, db, caller, kind, repo_id)
-    repo = records.add_repo(db, kind, owner, name, private, caller.app)
-    attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
-    write_commit(db, repo, "main", None, caller.name or "", Draft("initial commit", [attributes]))
-    return repo
 
 
 def delete(call: Call) -> Answer:
@@ -87,11 +81,7 @@ def duplicate(call: Call) -> Answer:
         owner, name = _check_new_id(call.hub, db, caller, source.kind, text_of(wish, "repository"))
         repo = records.add_repo(db, source.kind, owner, name, private, caller.app)
         entries = records.list_entries(db, records.find_head(db, source, "main"))
-        for entry in entries:
-            if entry.sha256:
-                records.add_object(db, repo.number, entry.sha256, entry.size_bytes)
-        draft = Draft(f"Duplicate from {source.id}", entries)
-        write_commit(db, repo, "main", None, caller.name or "", draft)
+        write_commit(db, repo, "main", None, caller.name or "", Draft(f"Duplicate from {source.id}", entries))
     return {"url": link(call.hub, repo.path), "filesCopyPending": False}
 
 

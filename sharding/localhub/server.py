@@ -30,7 +30,7 @@ def make_app(hub: Hub, middleware: Sequence[Middleware] = ()) -> ASGIApp:
     """Return the Hub as an ASGI application inside `middleware`. The first middleware is the outermost."""
     rules = [rule for room in _ROOMS for rule in room.RULES]
     app = Starlette(
-        routes=[*routes(hub, rules), *lfs.upload_routes(hub)],
+        routes=routes(hub, rules),
         middleware=middleware,
         exception_handlers=dict.fromkeys((Refusal, HTTPException, Exception), refuse),
     )

@@ -13,14 +13,12 @@ import shutil
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
-
-from sharding.localhub.records import State
 
 if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
@@ -82,25 +80,27 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class XetFile:
-    """A file in the store. `segments` are filled in only where they are needed."""
+    """A file in the store."""
 
     hash: str
     sha256: str
     size_bytes: int
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...]
 
 
 class XetStore:
-    """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
+    """The folder `xet-store` beside the database, with every file that was ever put there."""
 
-    def __init__(self, folder: Path, state: State, grants: Grants | None = None) -> None:
+    def __init__(self, folder: Path, grants: Grants | None = None) -> None:
         """Open the store below `folder`. With `grants`, everything except `put` goes over HTTP to this Hub."""
         self.folder = folder / "xet-store"
         self.url = f"local://{self.folder}"  # the endpoint for writers
         self._xorbs = self.folder / "xet" / "xorbs"
         self.shards = self._xorbs / "shards"
         self._views = folder / "xet-views"
-        self._state, self.grants = state, grants
+        self.grants = grants
+        self._files: dict[str, XetFile] = {}
+        self._read: set[str] = set()  # the names of the shards whose files these are
         self.copying = Lock()  # held while a whole file is copied from the store, one at a time
         self._lock = Lock()
         self._lent = 0
@@ -114,24 +114,23 @@ class XetStore:
         """Return the path of a xorb, which may not exist."""
         return self._xorbs / "xorbs" / f"default.{name}"
 
-    def find(self, sha256: str) -> XetFile | None:
-        """Return the file with that sha256, or None. It also looks into shards uploaded since the last call."""
-        return self.known(sha256) or (self.known(sha256) if self._learn() else None)
+    def find(self, name: str) -> XetFile | None:
+        """Return the file with that sha256 or Xet hash, or None. It looks into the shards that are new."""
+        for path in self.shards.glob("*.mdb") if name not in self._files else ():
+            if path.name not in self._read:
+                with suppress(ValueError):  # not complete yet: the next call reads it
+                    for file in parse_shard(path.read_bytes()):
+                        self._files |= {file.sha256: file, file.hash: file}
+                    self._read.add(path.name)
+        return self._files.get(name)
 
-    def known(self, sha256: str) -> XetFile | None:
-        """Return the file with that sha256 if `find` already knows it, else None."""
-        with self._state.reading() as db:
-            row = db.execute("SELECT hash, sha256, size_bytes FROM xet_files WHERE sha256 = ?", (sha256,)).fetchone()
-        return XetFile(*row) if row else None
-
-    def put(self, paths: Sequence[Path]) -> list[XetFile]:
-        """Write files to the store, as a client would. Raises RuntimeError while a client writes."""
+    def put(self, path: Path) -> str:
+        """Write a file to the store; return its sha256. Raises RuntimeError while a client writes."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         with hf_xet.XetSession().new_upload_commit(endpoint=self.url) as commit:
-            uploads = [commit.start_upload_file(str(path)) for path in paths]
-        files = [self.find(upload.result().xet_info.sha256 or "") for upload in uploads]
-        return [file for file in files if file]
+            upload = commit.start_upload_file(str(path))
+        return str(upload.result().xet_info.sha256)
 
     def lend_view(self) -> str:
         """Return an endpoint for one reader, which can open it for `VIEW_SECONDS`."""
@@ -194,19 +193,6 @@ class XetStore:
         with self._lock:
             self._own = max(self._own or (0, group), (number, group), key=lambda own: own[0])
             return self._own
-
-    def _learn(self) -> bool:
-        with self._state.reading() as db:
-            known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
-        fresh = [path for path in self.shards.glob("*.mdb") if path.name not in known]
-        if fresh:
-            with self._state.writing() as db:
-                for path in fresh:
-                    with suppress(ValueError):  # not complete yet: the next call reads it
-                        files = [(file.sha256, file.hash, file.size_bytes) for file in parse_shard(path.read_bytes())]
-                        db.executemany("INSERT OR REPLACE INTO xet_files VALUES (?, ?, ?)", files)
-                        db.execute("INSERT OR IGNORE INTO xet_shards VALUES (?)", (path.name,))
-        return bool(fresh)
 
 
 def parse_shard(shard: bytes) -> list[XetFile]:

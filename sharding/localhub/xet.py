@@ -15,7 +15,7 @@ from sharding.localhub import accounts, records
 from sharding.localhub.blobs import read_file
 from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.revisions import parse_range
-from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
+from sharding.localhub.store import VIEW_SECONDS, Right, XetStore, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
 
 _HEADER_BYTES = 8
@@ -92,8 +92,7 @@ def put_shard(call: Call) -> Answer:
 def reconstruct(call: Call) -> Answer:
     """Return the xorbs, and their bytes, that hold the requested range of a file."""
     store, name = _served(call, "read"), _hash(call)
-    files = (file for path in store.shards.glob("*.mdb") for file in _files(path))
-    file = next((file for file in files if file.hash == name), None)
+    file = store.find(name)
     if file is None:
         raise Refusal(404, f"The store has no file {name}.")
     start, end = parse_range(call.headers.get("range"), file.size_bytes) or (0, file.size_bytes)
@@ -166,11 +165,6 @@ def _keep(target: Path, content: bytes) -> None:
     part = target.with_name(f"{secrets.token_hex(8)}.part")
     part.write_bytes(content)
     part.replace(target)
-
-
-@lru_cache(maxsize=1000)
-def _files(shard: Path) -> tuple[XetFile, ...]:
-    return tuple(parse_shard(shard.read_bytes()))
 
 
 @lru_cache(maxsize=1000)

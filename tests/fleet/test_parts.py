@@ -16,7 +16,7 @@ from sharding.fleet.parts import (
     PartDone,
     PartEvent,
     PartFailed,
-    event_line,
+    event_json,
     parse_event,
     parse_part,
     part_json,
@@ -103,8 +103,8 @@ def test_a_part_is_the_same_after_its_journey(part: Part) -> None:
 @given(SAID)
 @settings(max_examples=50)
 def test_what_is_said_of_it_is_the_same_after_its_journey(said: PartEvent) -> None:
-    line = event_line(said)
-    assert parse_event(line) == said and " " in line and "\n" not in line
+    line = event_json(said)
+    assert parse_event(line) == said and line.startswith("{") and "\n" not in line
 
 
 def test_every_kind_of_word_and_of_recipe_is_tried() -> None:

@@ -1,7 +1,6 @@
 """Sign-in to applications."""
 
 import base64
-import hashlib
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -44,8 +43,6 @@ def test_the_id_token_is_signed_and_says_who_signed_in_where(hub: Server) -> Non
     claims.validate(token.claims)
     assert token.claims["preferred_username"] == "alice"
     assert answer["scope"] == "openid profile"
-    userinfo = hub.ask("GET", found["userinfo_endpoint"], token=answer["access_token"]).json()
-    assert userinfo["sub"] == token.claims["sub"]
     assert hub.api(answer["access_token"]).whoami()["name"] == "alice"
 
 
@@ -68,13 +65,6 @@ def test_a_code_is_good_once_and_for_its_own_application(hub: Server) -> None:
     assert exchange(hub, code_of(hub), grant_type="password") == (400, {"error": "unsupported_grant_type"})
 
 
-def test_a_challenge_must_be_met(hub: Server) -> None:
-    challenge = base64.urlsafe_b64encode(hashlib.sha256(b"verifier").digest()).decode().rstrip("=")
-    more = {"code_challenge": challenge, "code_challenge_method": "S256"}
-    assert exchange(hub, code_of(hub, **more))[0] == 400
-    assert exchange(hub, code_of(hub, **more), code_verifier="verifier")[0] == 200
-
-
 @pytest.mark.parametrize(
     "change", [{"redirect_uri": "http://example.org/"}, {"response_type": "token"}, {"user": "eve"}, {"client_id": ""}]
 )
@@ -87,7 +77,6 @@ def test_without_openid_there_is_no_identity(hub: Server) -> None:
     answer = hub.login("alice", "read-repos unheard-of")
     assert "id_token" not in answer
     assert answer["scope"] == "read-repos"
-    assert hub.ask("GET", "/oauth/userinfo", token=answer["access_token"]).status == 403
 
 
 def test_a_login_ends(served: Callable[..., Server]) -> None:

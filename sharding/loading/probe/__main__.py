@@ -6,12 +6,11 @@ Several are loaded in forks of this process, which imports once, and whose figur
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from contextlib import ExitStack
 from itertools import pairwise
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -52,22 +51,22 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
         reading, writing = os.pipe()
         order = json.dumps({**asked, "folder": str(folder), "said": writing})
         started = time.monotonic()
-        if import_seconds is None:
-            process: _Fresh | _Fork = _Fresh(order, writing, errors.fileno(), cap)
-        else:
-            process = _Fork(order, errors.fileno())
+        process = _start(order, writing, errors.fileno(), cap, import_seconds is not None)
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started, cap), False
+        samples, timed_out, ended = _Samples(process, started, cap), False, (0, 0)
         try:
-            while process.is_running():
+            while not ended[0]:
                 samples.take()
                 timed_out = time.monotonic() - started > _LONGEST_SECONDS
                 if timed_out:
-                    process.kill()
+                    os.kill(process, signal.SIGKILL)
                 time.sleep(_SAMPLE_SECONDS)
+                ended = os.waitpid(process, os.WNOHANG)
         finally:
-            process.kill()
-            status = process.wait()
+            if not ended[0]:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+        status = os.waitstatus_to_exitcode(ended[1])
         with open(reading) as pipe:
             lines = [json.loads(line) for line in pipe.read().splitlines()]
         errors.seek(0)
@@ -92,42 +91,25 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
     return {**facts, **samples.results(phases.get("load", started))}
 
 
-class _Fresh:
-    def __init__(self, order: str, writing: int, errors: int, cap: Cap | None) -> None:
-        self._process = subprocess.Popen(
-            child_command("sharding.loading.probe.child", order),
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            env=child_variables(),
-            pass_fds=(writing,),
-            preexec_fn=cap.enter if cap else None,
-        )
-        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait
-
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-
-class _Fork:
-    def __init__(self, order: str, errors: int) -> None:
-        self._process = ForkProcess(target=_load, args=(order, errors))
-        self._process.start()
-        assert self._process.pid, "it has started"
-        self.pid, self.kill, self.is_running = self._process.pid, self._process.kill, self._process.is_alive
-
-    def wait(self) -> int:
-        self._process.join()
-        assert self._process.exitcode is not None, "it has ended"
-        return self._process.exitcode
-
-
-def _load(order: str, errors: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (1, 2):
-        os.dup2(errors, number)
-    child.load(json.loads(order))
+def _start(order: str, writing: int, errors: int, cap: Cap | None, is_fork: bool) -> int:
+    """Start a process that loads: a fork of this one, or a new interpreter. Return its id."""
+    if process := os.fork():
+        return process
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), errors, errors)):
+            os.dup2(file, number)
+        if cap:
+            cap.enter()
+        if is_fork:
+            child.load(json.loads(order))
+            os._exit(0)
+        os.set_inheritable(writing, True)
+        command = child_command("sharding.loading.probe.child", order)
+        os.execve(command[0], command, child_variables())
+    finally:
+        traceback.print_exc()
+        os._exit(1)
 
 
 class _Samples:
