@@ -64,20 +64,19 @@ class Hub:
     def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield a range of a committed file. Raises Refusal (500) if it is lost."""
         blob = self.blobs.path(entry.etag)
-        if blob.exists():
-            return read_file(blob, start_byte, end_byte)
-        file = self.xet_file(entry)
-        if not self.xet or not file:
-            raise Refusal(500, f"The content of {entry.path} is lost.")
-        try:
-            if end_byte - start_byte <= RANGE_BYTES < entry.size_bytes:
-                return iter(list(self.xet.read(file, start_byte, end_byte)))
-            with self.xet.copying:
-                if not blob.exists():
-                    self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
-            return read_file(blob, start_byte, end_byte)
-        except (OSError, ValueError) as error:
-            raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
+        if not blob.exists():
+            file = self.xet_file(entry)
+            if not self.xet or not file:
+                raise Refusal(500, f"The content of {entry.path} is lost.")
+            try:
+                if end_byte - start_byte <= RANGE_BYTES < entry.size_bytes:
+                    return iter(list(self.xet.read(file, start_byte, end_byte)))
+                with self.xet.copying:
+                    if not blob.exists():
+                        self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
+            except (OSError, ValueError) as error:
+                raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
+        return read_file(blob, start_byte, end_byte)
 
     def read_text(self, db: sqlite3.Connection, commit: Commit, path: str, max_bytes: int) -> str:
         """Return a small text file of a commit, or "" if it is missing or too large."""

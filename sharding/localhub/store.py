@@ -14,7 +14,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -105,7 +105,6 @@ class XetStore:
         self._lock = Lock()
         self._lent = 0
         self._trimmed_later: deque[tuple[float, Path]] = deque()
-        self._own: tuple[int, XetDownloadStreamGroup] | None = None
         self.folder.mkdir(exist_ok=True)
         shutil.rmtree(self._views, ignore_errors=True)
         self._views.mkdir()
@@ -151,15 +150,19 @@ class XetStore:
 
     def read(self, file: XetFile, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes in chunks of at most `RANGE_BYTES`. Raises OSError if the store does not have them."""
-        for start in range(start_byte, end_byte, RANGE_BYTES):
-            end = min(start + RANGE_BYTES, end_byte)
-            view, group = self._open(0)
-            chunk = _download(group, file, start, end)
-            if len(chunk) != end - start:  # the view is older than the file
-                chunk = _download(self._open(view + 1)[1], file, start, end)
-            if len(chunk) != end - start:
-                raise OSError(f"the Xet store lacks bytes {start} to {end} of {file.hash}")
-            yield chunk
+        import hf_xet  # type: ignore[import-untyped, unused-ignore]
+
+        info = hf_xet.XetFileInfo(file.hash, file.size_bytes)
+        with self._opened() as group:
+            for start in range(start_byte, end_byte, RANGE_BYTES):
+                end = min(start + RANGE_BYTES, end_byte)
+                try:
+                    chunk = b"".join(group.download_stream(info, start=start, end=end))
+                except RuntimeError as error:
+                    raise OSError(str(error)) from error
+                if len(chunk) != end - start:
+                    raise OSError(f"the Xet store lacks bytes {start} to {end} of {file.hash}")
+                yield chunk
 
     def _copy_lookup(self, target: Path) -> None:
         """Copy the lookup in one consistent state, although a client may be writing to it."""
@@ -173,8 +176,9 @@ class XetStore:
             if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
                 return
 
-    def _open(self, at_least: int) -> tuple[int, "XetDownloadStreamGroup"]:
-        """Return a view of our own and its number. It is a new one if the last number is below `at_least`."""
+    @contextmanager
+    def _opened(self) -> Iterator["XetDownloadStreamGroup"]:
+        """Yield the store as it is now."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:
@@ -182,17 +186,14 @@ class XetStore:
             access = {"endpoint": self.grants.endpoint, "token": token, "token_expiry_unix_secs": expires}
             # With telemetry, hf-xet waits two seconds for its server at the end of a session.
             config = hf_xet.XetConfig().with_config({"telemetry.enabled": False})
-            return 0, hf_xet.XetSession(config).new_download_stream_group(**access)
-        with self._lock:
-            if self._own and self._own[0] >= at_least:
-                return self._own
+            yield hf_xet.XetSession(config).new_download_stream_group(**access)
+            return
         endpoint = self.lend_view()
-        number = int(endpoint.rsplit("/", 1)[1])
-        # Also a new session, because sessions remember the endpoints that they have opened.
-        group = hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
-        with self._lock:
-            self._own = max(self._own or (0, group), (number, group), key=lambda own: own[0])
-            return self._own
+        try:
+            # A new session, because sessions remember the endpoints that they have opened.
+            yield hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
+        finally:
+            shutil.rmtree(endpoint.removeprefix("local://"))
 
 
 def parse_shard(shard: bytes) -> list[XetFile]:
@@ -228,13 +229,3 @@ def parse_shard(shard: bytes) -> list[XetFile]:
 
 def _hex(shard: bytes, place: int) -> str:
     return "".join(f"{word:016x}" for word in struct.unpack_from("<4Q", shard, place))
-
-
-def _download(group: "XetDownloadStreamGroup", file: XetFile, start_byte: int, end_byte: int) -> bytes:
-    import hf_xet  # type: ignore[import-untyped, unused-ignore]
-
-    info = hf_xet.XetFileInfo(file.hash, file.size_bytes)
-    try:
-        return b"".join(group.download_stream(info, start=start_byte, end=end_byte))
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
