@@ -68,12 +68,10 @@ class Hub:
             file = self.xet_file(entry)
             if not self.xet or not file:
                 raise Refusal(500, f"The content of {entry.path} is lost.")
-            try:
-                if end_byte - start_byte <= RANGE_BYTES < entry.size_bytes:
-                    return iter(list(self.xet.read(file, start_byte, end_byte)))
-                with self.xet.copying:
-                    if not blob.exists():
-                        self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
+            if file.size_bytes > RANGE_BYTES:
+                return self.xet.read(file, start_byte, end_byte)
+            try:  # clients ask for short ranges of it again and again
+                self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
             except (OSError, ValueError) as error:
                 raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
         return read_file(blob, start_byte, end_byte)

@@ -101,7 +101,6 @@ class XetStore:
         self.grants = grants
         self._files: dict[str, XetFile] = {}
         self._read: set[str] = set()  # the names of the shards whose files these are
-        self.copying = Lock()  # held while a whole file is copied from the store, one at a time
         self._lock = Lock()
         self._lent = 0
         self._trimmed_later: deque[tuple[float, Path]] = deque()
