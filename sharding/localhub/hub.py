@@ -2,7 +2,7 @@
 
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,17 +93,9 @@ class Hub:
         file = self.xet.find(sha256) if self.xet else None
         return file.size_bytes if file else None
 
-    def check_quota(self, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] | None = None) -> None:
-        """Raise Refusal (403) if the files would take the namespace over its quota; without files, if it is full."""
-        quota = self.settings.quota_bytes
-        if quota is None:
-            return
-        query = (
-            "SELECT size_bytes, sha256, repo FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
-        )
-        stored = db.execute(query, (repo.owner,)).fetchall()
-        here = {sha256 for _, sha256, number in stored if number == repo.number}
-        sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
-        used = sum(row[0] for row in stored)
-        if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
-            raise Refusal(403, f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+    def check_quota(self, db: sqlite3.Connection, repo: Repo, wants_room: bool = False) -> None:
+        """Raise Refusal (403) if the namespace of a repo is over its quota, or full if it `wants_room`."""
+        query = "SELECT total(size_bytes) FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
+        used, quota = int(db.execute(query, (repo.owner,)).fetchone()[0]), self.settings.quota_bytes
+        if quota is not None and (used > quota or (wants_room and used == quota)):
+            raise Refusal(403, f"Storage limit reached: {used} of {quota} bytes for {repo.owner}.")

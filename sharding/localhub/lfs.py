@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from sharding.localhub import accounts
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.records import Repo, add_object, lfs_entry
+from sharding.localhub.records import Repo, add_object
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import Answer, Call, Json, link, text_of
 
@@ -28,7 +28,7 @@ def batch(call: Call) -> Answer:
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-        call.hub.check_quota(db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
+        call.hub.check_quota(db, repo, wants_room=True)
     answers: list[Json] = []
     for sha256, size in objects:
         answer: Json = {"oid": sha256, "size": size}

@@ -87,9 +87,7 @@ def duplicate(call: Call) -> Answer:
 
 def show(call: Call) -> Answer:
     """Describe a repo, at a revision if the path names one."""
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters.get("revision", "main"))
+    with accounts.reading(call, "see") as (db, repo, commit):
         return describe(call.hub, db, repo, commit, blobs=call.asks("blobs"))
 
 

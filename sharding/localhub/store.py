@@ -207,7 +207,7 @@ def parse_shard(shard: bytes) -> list[XetFile]:
     place = _RECORD_BYTES
     try:
         while shard[place : place + 32] != b"\xff" * 32:
-            file_hash = _hex(shard, place)
+            file_hash = hash_at(shard, place)
             flags, segments = struct.unpack_from("<II", shard, place + 32)
             place += _RECORD_BYTES
             if place + segments * _RECORD_BYTES > len(shard):
@@ -216,15 +216,16 @@ def parse_shard(shard: bytes) -> list[XetFile]:
             for record in range(place, place + segments * _RECORD_BYTES, _RECORD_BYTES):
                 _, size, first, end = struct.unpack_from("<IIII", shard, record + 32)
                 sizes.append(size)
-                parts.append(Segment(_hex(shard, record), first, end))
+                parts.append(Segment(hash_at(shard, record), first, end))
             place += segments * _RECORD_BYTES * (2 if flags & _HAS_VERIFICATION else 1)
             if flags & _HAS_SHA256:
-                files.append(XetFile(file_hash, _hex(shard, place), sum(sizes), tuple(parts)))
+                files.append(XetFile(file_hash, hash_at(shard, place), sum(sizes), tuple(parts)))
                 place += _RECORD_BYTES
     except struct.error as error:
         raise ValueError("the shard is cut short") from error
     return files
 
 
-def _hex(shard: bytes, place: int) -> str:
+def hash_at(shard: bytes, place: int) -> str:
+    """Return the hash at a place of a shard, as hf-xet writes it."""
     return "".join(f"{word:016x}" for word in struct.unpack_from("<4Q", shard, place))
