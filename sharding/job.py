@@ -54,7 +54,7 @@ from sharding.storage.locate import find_destination, open_inputs, open_job
 from sharding.storage.names import parse_address
 from sharding.transfer.lanes import measured
 from sharding.transfer.stream import Prepared, transfer
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from sharding.verify.sampled import sampled_ahead, sampling, verify_stated
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
@@ -174,7 +174,7 @@ def _steps(
     """Do a job between `origin` and `target`. What goes on in other threads or processes ends with `stack`."""
     options, is_stated = request.options, request.proof == "stated"
     crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
-    reader = crew or ThisMachine()
+    reader = crew or Reader()
     if request.engine == "classic":
         prepared = stack.enter_context(prepared_classic(origin, options))
     else:
@@ -207,13 +207,14 @@ def _steps(
         new_bytes += sum(file_bytes(plan, shard) for shard in plan.shards if shard.file not in kept)
         target.prepare(StagedJob(plan_id, origin.ref, options), kept.values(), new_bytes, ours, theirs)
         moving = transfer(prepared, target, kept, reader.move)
+        arriving = None if crew else target.open_arriving(kept)
         if is_stated:
-            ahead = sampled_ahead(prepared.plan, kept, target, stack) if not crew else {}
+            ahead = sampled_ahead(prepared.plan, arriving, stack)
             records = yield from moving
             plan = counted(prepared.plan, records)
             verification = verify_stated(replace(prepared, plan=plan), records, ahead, target, meter, len(kept))
         else:
-            records, back = yield from reading_back(moving, prepared, origin, kept, target, reader, stack)
+            records, back = yield from reading_back(moving, prepared, origin, arriving, stack)
             plan = counted(plan, records)
             verification = yield from verify_staged(
                 replace(prepared, plan=plan), origin, records, back, target, meter, reader, kept

@@ -1,6 +1,5 @@
 """The protocol of recipes: how the bytes of one tensor are made. Pure."""
 
-from collections import deque
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
@@ -37,13 +36,13 @@ class Chunk(NamedTuple):
 class Feed:
     """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
 
+    # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
+    # changed no number of it, and whether some of it is `unsure`.
+    overflowed, unchanged, unsure = 0, True, False
+    _rest, _room = memoryview(b""), bytearray()
+
     def __init__(self, chunks: Iterator[bytes | memoryview | Chunk]) -> None:
         self._chunks = chunks
-        self._rest = memoryview(b"")
-        self._room = bytearray()
-        # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
-        # changed no number of it, and whether some of it is `unsure`.
-        self.overflowed, self.unchanged, self.unsure = 0, True, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
@@ -63,10 +62,6 @@ class Feed:
             piece, self._rest = self._rest[:count], self._rest[count:]
             count -= len(piece)
             yield piece
-
-    def end(self) -> None:
-        """Go on to the end of a recipe that made it, because it ends before the next one reads."""
-        deque(self._chunks, maxlen=0)
 
     def _next(self) -> bytes | memoryview:
         chunk = next(self._chunks)

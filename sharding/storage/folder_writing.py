@@ -22,7 +22,7 @@ from sharding.core.text import format_bytes
 from sharding.core.values import ShardRecord
 from sharding.formats.names import SAFETENSORS, STAGING_FOLDER
 from sharding.storage.journal import Journal
-from sharding.storage.records import line_of, parse_record
+from sharding.storage.records import line_of, parse_line
 
 FLUSH_BYTES = 32 << 20
 """Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
@@ -121,7 +121,7 @@ class FolderSink(ShardSink):
     @override
     def finished(self, file: str) -> ShardRecord | None:
         with suppress(OSError):
-            record = parse_record(record_path(self._folder, file, self._plan_id).read_bytes())
+            record = parse_line(ShardRecord, record_path(self._folder, file, self._plan_id).read_bytes())
             if record and part_path(self._folder, file).stat().st_size == record.bytes:
                 return record
         return None

@@ -15,7 +15,7 @@ import psutil
 from sharding.core.limits import LEASE_SECONDS
 from sharding.core.text import shown_name
 from sharding.core.values import StagedJob
-from sharding.storage.records import line_of, parse_job
+from sharding.storage.records import line_of, parse_line
 
 LEASE_NAME = "sharding_lease.part"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -163,7 +163,7 @@ class Journal:
     def job(self) -> StagedJob | None:
         """Return the job that the journal names, None if there is none."""
         with suppress(FileNotFoundError):
-            return parse_job(self.path.read_bytes())
+            return parse_line(StagedJob, self.path.read_bytes())
         return None
 
     def lock(self) -> None:

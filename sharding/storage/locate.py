@@ -17,7 +17,7 @@ from sharding.core.values import FileEntry
 from sharding.formats.names import CARD_NAME, CONFIG_NAME, is_duplicate, is_training_state, is_weights
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_names import lies_in, refuse_overlap
+from sharding.storage.folder_names import refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.destination import HubDestination
@@ -92,13 +92,7 @@ def _open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool 
     """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`."""
     text = request.destination
     if is_folder(text):
-        folder = _folder_at(text)
-        refuse_overlap(folder, text, inputs)
-        for place, source in zip(inputs.places, inputs.sources, strict=True):
-            for file in source.files:  # through a link
-                if (path := source.path(file.path)) and lies_in(path.resolve(), folder):
-                    message = f"The {place.called}'s file {file.path} lies in the destination {text}."
-                    raise DestinationError(message, "Choose another destination folder.")
+        refuse_overlap(_folder_at(text), text, inputs)
     may = {"overwrite": request.overwrite, "restart": request.restart}
     target = find_destination(text, hub, source=inputs, private=private, is_shared=bool(request.workers), **may)
     if same := next((place for place in inputs.places if place.is_same(target.ref)), None):
@@ -120,8 +114,7 @@ def find_destination(
     """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing."""
     _refuse_gguf(text)
     if is_folder(text):
-        folder = _folder_at(text)
-        return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
+        return FolderDestination(_folder_at(text), overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
     return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
 

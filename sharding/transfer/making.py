@@ -137,10 +137,7 @@ class Making:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""
         inputs = Feed(self._fetched(shard))
         for tensor in shard.tensors:
-            feed = made_by(tensor.recipe, inputs, self._kept)
-            yield tensor, feed
-            if feed is not inputs:
-                feed.end()
+            yield tensor, made_by(tensor.recipe, inputs, self._kept)
 
     def stop(self) -> None:
         """Stop all threads. A read that stalls ends with its time-out."""
@@ -149,7 +146,7 @@ class Making:
 
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
-        extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
+        extents = (extent for tensor in shard.tensors if tensor.bytes for extent in tensor.recipe.reads())
         # Batches are larger by as much as a shard takes more bytes than it makes.
         narrowing = 1 + sum(extra_bytes(tensor.recipe) for tensor in shard.tensors) // max(1, shard.bytes)
         batch_bytes = max(source.batch_bytes for source in self._sources) * narrowing

@@ -27,7 +27,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors
 from tests.hubs import TOKEN, propose, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.page.rooms import Rooms, asks, login, told, whole
 from tests.page.sources import save_one
 from tests.promises import promise
 
@@ -37,11 +37,9 @@ NOT_YOURS = "You have no job with this id here."
 Update = dict[Any, Any]
 
 
-@pytest.fixture(scope="module")
-def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
-    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
-        rooms.push(MODEL)
-        yield rooms
+@pytest.fixture(scope="module", autouse=True)
+def model(rooms: Rooms) -> None:
+    rooms.push(MODEL)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sharding.recipes.laid import Box, Laid
 from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, is_whole, tiles
 from tests.folders import bits
 from tests.promises import promise
-from tests.recipes.executor import FILE, bytes_of
+from tests.recipes.executor import FILE, bytes_of, outcome, tensor_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 DTYPE, ADAPTER = st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16", "F16"])
@@ -230,3 +230,12 @@ def test_infinite_numbers_of_a_dora_are_counted_and_a_row_of_zeros_becomes_no_nu
     assert chunk.overflowed == 8
     expected = torch.tensor([[0.5] * 4, [float("inf")] * 4, [float("nan")] * 4], dtype=torch.float16)
     assert bytes(chunk.data) == bits(expected)[2]
+
+
+def test_for_a_weight_without_numbers_nothing_is_read() -> None:
+    file = Tensors()
+    update = Update(file.add(torch.ones(2, 4)), file.add(torch.ones(0, 2)), "F32", "F32", 2, 1.0, 0, 0)
+    empty = LowRank(file.add(torch.ones(0, 4)), "F32", (0, 4), (update,))
+    tensors = [tensor_of(empty, name="empty"), tensor_of(file.add(torch.ones(3)), name="next")]
+    made, _ = outcome(tensors, source := file.source())
+    assert made == {"empty": b"", "next": bits(torch.ones(3))[2]} and source.noted == [(32, 44)]
