@@ -24,7 +24,6 @@ from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection
 from sharding.storage.hub.lookup import SourceCard
 
-_MOST_TENSORS = 400
 _MANY = 40  # With more columns than this, a map can be searched and zoomed.
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -91,12 +90,9 @@ def map_panel(
     return render("map", map=model_map, sides=sides, title=title, fits=places, longest=longest, **values)
 
 
-def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str = "From file") -> str:
+def tensors_panel(title: str, tensors: Sequence[tuple[Tensor, str]], other: str = "From file") -> str:
     """Return the list of the tensors in a column of the map, each with its file on the other side, under `other`."""
-    listed = list(tensors)
-    return render(
-        "tensors", title=title, other=other, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0)
-    )
+    return render("tensors", title=title, other=other, tensors=tensors)
 
 
 def summary_panel(
