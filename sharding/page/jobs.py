@@ -132,15 +132,14 @@ class Pushing(Events):
             if not wanted.expect:
                 raise Refused("There is no plan yet.", "Choose a model and a size first.")
             taken = self.desk.submit(wanted, *self.signed_in(request, login, _NEEDS_LOGIN))
-        except ReplaceRefused as error:
-            label = f"Replace the copy of {error.there} in {destination} with this copy of {source}"
+        except ShardingError as error:
+            there = error.there if isinstance(error, ReplaceRefused) else ""
+            label = f"Replace the copy of {there} in {destination} with this copy of {source}"
             return {
                 form.start_message: problem(error),
-                form.replace: gr.Checkbox(label=label, value=False, visible=True),
+                form.replace: gr.Checkbox(label=label, value=False, visible=bool(there)),
                 form.replaced: (source, destination),
             }
-        except ShardingError as error:
-            return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
             **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
@@ -174,12 +173,11 @@ class Running(Events):
             if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
                 return
+            if self._watchers[status.owner] >= MAX_WATCHERS:
+                text = f"You already watch jobs in {MAX_WATCHERS} windows."
+                raise Refused(text, "Close one of them, then reload this page.")
         except ShardingError as error:
             yield {self.form.progress: problem(error)}
-            return
-        if self._watchers[status.owner] >= MAX_WATCHERS:
-            text = f"You already watch jobs in {MAX_WATCHERS} windows."
-            yield {self.form.progress: problem(Refused(text, "Close one of them, then reload this page."))}
             return
         self._watchers[status.owner] += 1
         try:

@@ -81,7 +81,6 @@ HOME = Help(label="Go home", link="./")
 
 _OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN|HF_ENDPOINT|[Rr]un again")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) ")
-_NOTHING = Help()
 
 # For a kind that is not here, the hint alone is enough on the page.
 _HELP: dict[RemedyKind, Help] = {
@@ -130,7 +129,7 @@ def help_with(remedy: Remedy | None) -> Help:
         return Help(label="Open it", link=query_of(Wish(job=remedy.value)))
     if remedy and remedy.kind == "plan_repo":
         return Help(label="Plan this model", link=query_of(Wish(remedy.value, sized=False)))
-    return _HELP.get(remedy.kind, _NOTHING) if remedy else _NOTHING
+    return _HELP.get(remedy.kind, Help()) if remedy else Help()
 
 
 def in_page_words(finding: Finding) -> Finding:
