@@ -23,7 +23,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.render import HOME, SIGN_IN, Help, render
 from sharding.page.results import Comparing, Showing
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import propose_name
 from sharding.storage.names import new_repo_id
@@ -168,7 +168,7 @@ class Running(Events):
             return
         token = self.site.token(request, login)
         try:
-            who = await asyncio.to_thread(person, self.desk, token)
+            who = await asyncio.to_thread(self.viewer, token)
             status = self.desk.status(job, who.name if who else None)
             if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
@@ -248,7 +248,7 @@ class Running(Events):
     def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
         try:
-            who = person(self.desk, self.site.token(request, login))
+            who = self.viewer(self.site.token(request, login))
             self.desk.cancel(job, who.name if who else None)
         except ShardingError as error:
             return {self.form.run_message: problem(error)}

@@ -90,11 +90,6 @@ def map_panel(
     return render("map", map=model_map, sides=sides, title=title, fits=places, longest=longest, **values)
 
 
-def tensors_panel(title: str, tensors: Sequence[tuple[Tensor, str]], other: str = "From file") -> str:
-    """Return the list of the tensors in a column of the map, each with its file on the other side, under `other`."""
-    return render("tensors", title=title, other=other, tensors=tensors)
-
-
 def summary_panel(
     checkpoint: Content, plan: Plan, forecast: Forecast, choices: Mapping[str, Any] | None = None, at: int = 0
 ) -> str:
@@ -174,7 +169,8 @@ def tensors_of(
     column, known = columns[number], today_of(today, {tensor.name for tensor, _ in placed})
     was = {name: file for name, (file, _) in known.items()}
     if side == "today":
-        pairs = [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
+        other, pairs = "To file", [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
     else:
+        other = "From file"
         pairs = [(tensor, was.get(tensor.name, "")) for tensor, file in placed if file in column.names]
-    return tensors_panel(column.title, pairs, "To file" if side == "today" else "From file")
+    return render("tensors", title=column.title, other=other, tensors=pairs)
