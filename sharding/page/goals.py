@@ -8,7 +8,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.values import Content, Tensor
 from sharding.formats.names import SINGLE_NAME
-from sharding.planning.dequantize import ordinary
+from sharding.planning.dequantize import offer
 from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
@@ -85,8 +85,7 @@ def has_components(checkpoint: Content) -> bool:
 
 
 def _is_quantized(checkpoint: Content) -> bool:
-    after = ordinary(checkpoint)
-    return bool(after and after.made)
+    return offer(checkpoint) is not None
 
 
 def _colab(checkpoint: Content) -> _Chosen:
