@@ -226,12 +226,6 @@ def role_asked(goal: str | None) -> Role | None:
     return GOALS[goal].role if goal and goal in GOALS else None
 
 
-def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
-    """Return the ids of the fields that a goal, or a model without one, needs. `takes_base`: it needs a base."""
-    fields = {*GOALS[goal].fields} if goal else {"size"}
-    return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
-
-
 def sole_goal(checkpoint: Content) -> str:
     """Return the goal that everybody with such a model has, "" if they differ."""
     if is_adapter(checkpoint) and "/" in checkpoint.named_base:
