@@ -63,7 +63,7 @@ def read_dcp(found: Found) -> Weights:
     files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
     trained = [entry for entry in entries if entry.name in state]
     left_out = {entry.name: sum(chunk.end_byte - chunk.start_byte for chunk in entry.chunks) for entry in trained}
-    return Weights(files, tensors, list(findings_on_run(found, files, tensors, left_out, others, names)))
+    return Weights(files, tensors, list(findings_on_run(source, files, tensors, left_out, others, names)))
 
 
 def _boxes(source: Files, entries: Sequence[SavedEntry], files: Mapping[str, FileEntry]) -> dict[str, list[Box]]:
