@@ -21,7 +21,6 @@ MOST_NAMED = 12  # The most findings, names or differences that a page lists. It
 MOST_ROWS = 200  # The most rows of a table. Nobody reads more, and every row costs the browser time.
 MOST_STAGES = 64  # The most rows of a table of stages.
 _CODE = re.compile("`([^`]*)`")
-_COMMIT = re.compile(r"@[0-9a-f]{40}(?=/|$)", re.ASCII)
 _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
 
@@ -49,7 +48,7 @@ def _templates() -> Environment:
     }
     templates.filters |= {"breakable": lambda name: Markup("<wbr>").join(_AFTER_SEPARATOR.split(name))}
     templates.filters |= {"coded": lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))}
-    templates.filters |= {"unpinned": lambda place: _COMMIT.sub("", place)}
+    templates.filters |= {"unpinned": words.without_revision}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}

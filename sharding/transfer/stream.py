@@ -52,14 +52,15 @@ Moving = Iterator[Progress | Done[ShardRecord]]
 
 
 class _Forgotten(ShardWriter):
-    """A shard that keeps only its SHA-256."""
+    """A shard that keeps only its SHA-256, or not even that."""
 
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
+    def __init__(self, is_hashed: bool) -> None:
+        self._sha256, self._is_hashed = hashlib.sha256(), is_hashed
 
     @override
     def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
+        if self._is_hashed:
+            self._sha256.update(data)
 
     @override
     def finish(self) -> str:
@@ -72,15 +73,19 @@ class _Nowhere(ShardSink):
     shards_at_once = THREADS
     bytes_uploaded = bytes_deduplicated = 0
 
+    def __init__(self, is_hashed: bool) -> None:
+        self._is_hashed = is_hashed
+
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        return _Forgotten()
+        return _Forgotten(self._is_hashed)
 
     def lend(self) -> None:
         """Return None: another machine keeps nothing either."""
 
 
-NOWHERE = _Nowhere()
+NOWHERE, UNHASHED = _Nowhere(True), _Nowhere(False)
+"""The second gives no SHA-256 of shards, which takes most of the time of a reading."""
 Target = Destination | _Nowhere
 Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Target, bool], Moving]
 """What makes shards, and writes them to a target: `move_shards` on this machine, or a fleet."""

@@ -113,6 +113,9 @@ def test_one_of_several_parts_alone_and_two_sets_of_one_model_are_refused(tmp_pa
     (lone / "m.gguf").write_bytes(gguf(layers(), [*MODEL, *_keys(0)]))
     with pytest.raises(SourceError, match="its header says split.*count 3"):
         read(lone)
+    (lone / "m-00001-of-00001.gguf").write_bytes(gguf(layers()))
+    with pytest.raises(SourceError, match="m is there twice"):
+        read(lone)
     with pytest.raises(SourceError, match="m is there twice"):
         (parts(tmp_path / "parts") / "m.gguf").write_bytes(gguf(layers()))
         read(tmp_path / "parts")

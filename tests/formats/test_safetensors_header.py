@@ -140,10 +140,6 @@ def test_a_header_is_accepted_or_refused_as_safetensors_does(data: bytes, tmp_pa
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
-def test_the_cases_hold_both_accepted_and_refused_headers() -> None:
-    assert 15 < len(list(filter(ours, WHOLE.values()))) < len(WHOLE) - 15
-
-
 BASE = (
     '{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
     '"bé":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},'

@@ -81,14 +81,6 @@ def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, sma
     assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
 
 
-def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) -> None:
-    client = connect("hf_alice")
-    assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]
-    assert client.predict(source=variants, variant="fp16", api_name="/inspect")["variant"] == "fp16"
-    with pytest.raises(AppError, match="There is no variant 'bf16'. Use one of these: the plain weights, 'fp16'"):
-        client.predict(source=variants, variant="bf16", api_name="/plan")
-
-
 NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"max_shard_size": "9" * 5000}, "size"),
     ({"max_shard_size": ""}, "is not a size"),

@@ -7,7 +7,7 @@ sends none.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -38,24 +38,21 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, refuse it, or pass it on without cookies."""
         if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         if not self._on_space and not self._is_named(headers.get("host", "")):
-            await self._refuse(
+            return await self._refuse(
                 f"This page is not served as {headers.get('host', 'nothing')[:100]!r}. To serve it under that name, "
                 "add it to SHARD_HOSTS.", 421, scope, receive, send,
             )  # fmt: skip
-            return
         if scope["path"] == "/login/callback" and "error" in QueryParams(scope["query_string"]):
-            await RedirectResponse("/")(scope, receive, send)  # the visitor declined, which Gradio does not handle
-            return
+            # The visitor declined, which Gradio does not handle.
+            return await RedirectResponse("/")(scope, receive, send)
         is_own = self._is_own(scope, headers)
         # A CORS preflight of a browser reveals and changes nothing.
         is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
         if not is_own and not self._on_space and "authorization" not in headers and not is_preflight:
-            await self._refuse(_FOREIGN, 403, scope, receive, send)
-            return
+            return await self._refuse(_FOREIGN, 403, scope, receive, send)
         dropped = {b"x-forwarded-host"} if not self._is_named(headers.get("x-forwarded-host", "")) else set()
         dropped |= {b"cookie"} if not is_own else set()
         scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0].lower() not in dropped]}
@@ -104,8 +101,7 @@ class Guard:
 
     async def _refuse(self, text: str, status: int, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": text})
-            return
+            return await send({"type": "websocket.close", "code": 1008, "reason": text})
         response = PlainTextResponse(f"{text}\n", status)
         response.headers["Content-Security-Policy"] = self._policy
         await response(scope, receive, send)
@@ -126,14 +122,12 @@ def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncCont
 
 
 def _name(host: str) -> str:
-    try:
+    with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    return ""
 
 
 def _is_loopback(name: str) -> bool:
-    try:
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return ip_address(name).is_loopback
+    return name == "localhost"
