@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from sharding.checkpoint.foreign import refuse_foreign_names
-from sharding.checkpoint.readers.reader import Found
 from sharding.core.errors import SourceError
+from sharding.core.protocols import Files
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, Tensor
 from sharding.formats.names import CONFIG_NAME
@@ -189,7 +189,7 @@ _STEP = re.compile(r"(?:^|/)(?:global_step|iter|checkpoint|step)[-_]?0*(\d+)(?:/
 
 
 def findings_on_run(
-    found: Found,
+    source: Files,
     files: Sequence[FileEntry],
     tensors: Iterable[Tensor],
     state: Mapping[str, int],
@@ -203,12 +203,12 @@ def findings_on_run(
     has the names of the tensors in the result, by those in the files.
     """
     number = sum(tensor.recipe.place is None for tensor in tensors)
-    step = _STEP.search(f"{found.source.ref.name}/{files[0].at}")
+    step = _STEP.search(f"{source.ref.name}/{files[0].at}")
     told = ", ".join(filter(None, (trainer, f"step {step[1]}" if step else "")))
     message = f"The ranks of a training run {f'({told}) ' if told else ''}saved these weights in "
     message += f"{count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
-    if (config := found.source.by_path.get(CONFIG_NAME)) and config.place:
+    if (config := source.by_path.get(CONFIG_NAME)) and config.place:
         message += f" {config.place} is the configuration of its base."
     yield Finding("info", "ranks", message)
     parts = []

@@ -1,7 +1,6 @@
 """Choose the weight files of each folder that is loaded, as its library does, and those that are copied. Pure."""
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 
 from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.checkpoint.foreign import refuse_foreign
@@ -15,18 +14,14 @@ from sharding.core.values import Finding, Library
 from sharding.formats.names import SHARD_NAME, is_duplicate, may_be_model
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The sets of a repo (one per folder), the weights that are copied unchanged, and findings."""
+def find_sets(
+    inside: Folders, layout: Layout, named: str | None, variant: str
+) -> tuple[list[WeightSet], frozenset[str], list[Finding], tuple[str, ...]]:
+    """Return the weight sets of a repo, by `named` or in `variant` where there is that: one of each folder.
 
-    sets: tuple[WeightSet, ...]
-    copied: frozenset[str]
-    findings: tuple[Finding, ...]
-    passed_over: tuple[str, ...] = ()  # Variants that could be taken instead, "" for the plain weights.
-
-
-def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:
-    """Return the weight sets of a repo, by `named` or in `variant` where there is that. Raises SourceError."""
+    Return also the weights that are copied unchanged, findings, and the variants that could be taken instead ("" for
+    the plain weights). Raises SourceError.
+    """
     sets: list[WeightSet] = []
     passed_over = set[str]()
     for folder, loader in layout.folders.items():
@@ -48,8 +43,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         raise _no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
-    findings = tuple(_remarks(layout.library, sets, passed_over, copied))
-    return Selection(tuple(sets), copied, findings, tuple(sorted(passed_over)))
+    return sets, copied, list(_remarks(layout.library, sets, passed_over, copied)), tuple(sorted(passed_over))
 
 
 def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:

@@ -67,7 +67,7 @@ def read_rank_files(found: Found) -> Weights:
         names.pop(drop)
     joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
     trainer = "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate"
-    findings = list(findings_on_run(found, files, joined, {}, of_ranks[0][1], names, trainer))
+    findings = list(findings_on_run(found.source, files, joined, {}, of_ranks[0][1], names, trainer))
     if drop:
         findings.append(Finding("info", "tied", f"Tied weights are written once. Left out: {drop}."))
     return Weights(files, joined, findings)

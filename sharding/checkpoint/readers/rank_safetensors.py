@@ -43,7 +43,7 @@ def read_rank_safetensors(found: Found) -> Weights:
     hint = f"{missing_files} {'is' if number == 1 else 'are'} missing. " if number else ""
     saved = (replace(one, name=names[one.name]) for one in saved_boxes(files, headers) if one.name in names)
     tensors = assemble(saved, hint)
-    findings = list(findings_on_run(found, files, tensors, left_out, (), names))
+    findings = list(findings_on_run(found.source, files, tensors, left_out, (), names))
     if number:
         message = f"Some ranks saved fewer files than others. Missing files: {missing_files}."
         hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base "
