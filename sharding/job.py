@@ -1,7 +1,8 @@
 """Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
-A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint` (HF_ENDPOINT, if it is None).
-`token` is your login there. With None you are an anonymous visitor. Sizes are in bytes, and times in seconds.
+A source is a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint` (HF_ENDPOINT, if it is None). A
+destination is a folder, or `owner/name`. `token` is your login there. With None you are an anonymous visitor. Sizes are
+in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
 work only while you ask for the next event. Nothing here prints.
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sharding.checkpoint.documents import read_card_base
@@ -54,13 +55,11 @@ from sharding.storage.locate import find_destination, open_inputs, open_job
 from sharding.storage.names import parse_address
 from sharding.transfer.lanes import measured
 from sharding.transfer.stream import Prepared, transfer
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from sharding.verify.sampled import sampled_ahead, sampling, verify_stated
 from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify as verify
-
-_T = TypeVar("_T")
 
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
@@ -68,9 +67,7 @@ Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Publ
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
     """Return the tensors, files and findings of `source`. Reads headers only, and weights if a merge depends on it.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `chosen`: options of `Options` by their names: `variant`, and those that name another input, whose headers count.
-
+    `chosen` are options of `Options` by name: `variant`, and those that name another input, whose headers count.
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError.
     """
     options, hub = Options(**chosen), _hub(endpoint, token)
@@ -103,10 +100,8 @@ def plan(
 ) -> tuple[Content, Plan]:
     """Return the content of a source and the plan of its copy. Reads no weights and writes nothing.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-
-    Raises UsageError, SourceError, and Refused if an extra is missing.
+    `options` say what the copy is like, or just the size of its files ("200MB"). Raises UsageError, SourceError, and
+    Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
     request = Request(source, "", options)
@@ -128,10 +123,8 @@ def shard(
 ) -> Generator[Event, None, None]:
     """Re-shard a checkpoint.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `destination`: a folder, or `owner/name`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-    - `chosen`: the other options of a job, by the names of the fields of `Request`: `private=True` for example.
+    `options` say what the copy is like, or just the size of its files ("200MB"). `chosen` are the other options of a
+    job, by the names of the fields of `Request`: `private=True` for example.
 
     Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
     job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.
@@ -174,7 +167,7 @@ def _steps(
     """Do a job between `origin` and `target`. What goes on in other threads or processes ends with `stack`."""
     options, is_stated = request.options, request.proof == "stated"
     crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
-    reader = crew or ThisMachine()
+    reader = crew or Reader()
     if request.engine == "classic":
         prepared = stack.enter_context(prepared_classic(origin, options))
     else:
@@ -207,13 +200,14 @@ def _steps(
         new_bytes += sum(file_bytes(plan, shard) for shard in plan.shards if shard.file not in kept)
         target.prepare(StagedJob(plan_id, origin.ref, options), kept.values(), new_bytes, ours, theirs)
         moving = transfer(prepared, target, kept, reader.move)
+        arriving = None if crew else target.open_arriving(kept)
         if is_stated:
-            ahead = sampled_ahead(prepared.plan, kept, target, stack) if not crew else {}
+            ahead = sampled_ahead(prepared.plan, arriving, stack)
             records = yield from moving
             plan = counted(prepared.plan, records)
             verification = verify_stated(replace(prepared, plan=plan), records, ahead, target, meter, len(kept))
         else:
-            records, back = yield from reading_back(moving, prepared, origin, kept, target, reader, stack)
+            records, back = yield from reading_back(moving, prepared, origin, arriving, stack)
             plan = counted(plan, records)
             verification = yield from verify_staged(
                 replace(prepared, plan=plan), origin, records, back, target, meter, reader, kept

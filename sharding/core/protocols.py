@@ -320,13 +320,11 @@ class FileFormat(Protocol):
         """Return the path of a weight file of `component` with the number `suffix`; "" for a single file."""
 
     def order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return `tensors` in the order of a file."""
+        """Return `tensors` in the order of a file, by default as they are."""
+        return list(tensors)
 
     def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
         """Yield what the file of `shard` consists of, in order: bytes as they are, and tensors to make."""
-
-    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-        """Return the tensors of `shard` with their places in its file, which has `file_bytes`."""
 
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
         """Return the dtypes and shapes that the format's library sees in the file at `path`, and its metadata.

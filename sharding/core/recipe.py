@@ -36,13 +36,13 @@ class Chunk(NamedTuple):
 class Feed:
     """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
 
+    # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
+    # changed no number of it, and whether some of it is `unsure`.
+    overflowed, unchanged, unsure = 0, True, False
+    _rest, _room = memoryview(b""), bytearray()
+
     def __init__(self, chunks: Iterator[bytes | memoryview | Chunk]) -> None:
         self._chunks = chunks
-        self._rest = memoryview(b"")
-        self._room = bytearray()
-        # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
-        # changed no number of it, and whether some of it is `unsure`.
-        self.overflowed, self.unchanged, self.unsure = 0, True, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""

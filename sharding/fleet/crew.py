@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from typing_extensions import override
-
 from sharding.core import errors
 from sharding.core.errors import Refused, ShardingError
 from sharding.core.events import AtWork, Phase
@@ -20,7 +18,7 @@ from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
 from sharding.transfer.lanes import Done, Pace
 from sharding.transfer.stream import Moving, PiecesOf, Target
-from sharding.verify.digests import Reader
+from sharding.verify.digests import Reader, by_file
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
 WORKERS_SECONDS = 60.0  # Longest wait for a cluster without any processor, while no part runs.
@@ -55,6 +53,7 @@ class Crew(Reader):
     """The workers of one job. It yields and returns the same as one machine."""
 
     def __init__(self, workers: RayWorkers) -> None:
+        super().__init__(self._move, by_file)
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}
         self._repeated: list[str] = []
@@ -66,8 +65,7 @@ class Crew(Reader):
         nodes = sorted(self._nodes.values(), key=lambda cost: cost.node)
         return FleetCost(self._workers.name, tuple(nodes), tuple(self._repeated))
 
-    @override
-    def move(
+    def _move(
         self,
         phase: Phase,
         shards: Sequence[Shard],

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from sharding.localhub import accounts
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.records import Repo, add_object, lfs_entry
+from sharding.localhub.records import Repo, add_object
 from sharding.localhub.refusals import Refusal
 from sharding.localhub.web import Answer, Call, Json, link, text_of
 
@@ -28,7 +28,7 @@ def batch(call: Call) -> Answer:
     objects = [_parse_object(item) for item in wish["objects"]]
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "write")
-        call.hub.check_quota(db, repo, [lfs_entry("", sha256, size) for sha256, size in objects])
+        call.hub.check_quota(db, repo, wants_room=True)
     answers: list[Json] = []
     for sha256, size in objects:
         answer: Json = {"oid": sha256, "size": size}
@@ -53,7 +53,7 @@ def put(call: Call) -> Answer:
     """Keep an object, or one part of it."""
     repo, sha256, size = _check_signature(call)
     if number := call.parameters.get("number"):
-        call.hub.blobs.upload_part(_upload_name(repo, sha256), int(number)).write_bytes(call.body)
+        call.hub.blobs.upload_part(f"{repo}-{sha256}", int(number)).write_bytes(call.body)
     else:
         _keep(call.hub, repo, sha256, size, [call.body])
     return Response(headers={"ETag": f'"{hashlib.sha256(call.body).hexdigest()}"'})
@@ -66,7 +66,7 @@ def complete(call: Call) -> Answer:
     count = -(-size // call.hub.settings.part_bytes)
     if sorted(numbers) != sorted(map(str, range(1, count + 1))):
         raise Refusal(400, f"{count} parts were expected, numbered from 1.")
-    upload = _upload_name(repo, sha256)
+    upload = f"{repo}-{sha256}"
     parts = (call.hub.blobs.upload_part(upload, number) for number in range(1, count + 1))
     try:
         _keep(call.hub, repo, sha256, size, chain.from_iterable(map(read_file, parts)))
@@ -126,10 +126,6 @@ def _parse_object(item: object) -> tuple[str, int]:
     if not re.fullmatch("[0-9a-f]{64}", sha256):
         raise Refusal(400, f"Invalid oid: {sha256}")
     return sha256, item["size"]
-
-
-def _upload_name(repo: int, sha256: str) -> str:
-    return f"{repo}-{sha256}"
 
 
 RULES = (

@@ -34,12 +34,9 @@ def configuration(call: Call) -> Answer:
         "authorization_endpoint": link(hub, "oauth/authorize"),
         "token_endpoint": link(hub, "oauth/token"),
         "response_types_supported": ["code"],
-        "grant_types_supported": ["authorization_code"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["RS256"],
         "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
-        "scopes_supported": sorted(SCOPES),
-        "claims_supported": ["sub", "name", "preferred_username", "profile", "picture"],
     }
 
 

@@ -31,9 +31,7 @@ def document(title: str, body: str) -> str:
 def repo(call: Call) -> Answer:
     """Show the files and the card of a repo at a revision."""
     try:
-        with call.hub.state.reading() as db:
-            repository, _ = accounts.reach(db, call, "see")
-            commit = records.find_commit(db, repository, call.parameters.get("revision", "main"))
+        with accounts.reading(call, "see") as (db, repository, commit):
             entries = records.list_entries(db, commit)
             card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
     except Refusal:

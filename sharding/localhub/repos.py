@@ -6,7 +6,7 @@ import sqlite3
 
 from sharding.localhub import accounts, records
 from sharding.localhub.accounts import Caller
-from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
+from sharding.localhub.cards import MAX_CARD_BYTES, card_data
 from sharding.localhub.commits import Draft, write_commit
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Kind, Repo
@@ -87,9 +87,7 @@ def duplicate(call: Call) -> Answer:
 
 def show(call: Call) -> Answer:
     """Describe a repo, at a revision if the path names one."""
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters.get("revision", "main"))
+    with accounts.reading(call, "see") as (db, repo, commit):
         return describe(call.hub, db, repo, commit, blobs=call.asks("blobs"))
 
 
@@ -122,8 +120,7 @@ def describe(
     answer |= {"modelId": repo.id} if repo.kind == "model" else {}
     answer |= {"private": repo.private, "gated": repo.gated or False, "disabled": False, "downloads": 0, "likes": 0}
     answer |= {"createdAt": iso(repo.created_seconds), "lastModified": iso(commit.date_seconds), "sha": commit.id}
-    answer |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata}
-    answer["tags"] = [*card_tags(metadata), "region:us"]
+    answer |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk", "tags") if key in metadata}
     if not brief:
         answer["siblings"] = [_sibling(entry, blobs) for entry in records.list_entries(db, commit)]
         if metadata:

@@ -19,9 +19,7 @@ _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 def resolve(call: Call) -> Answer:
     """Answer HEAD and GET for a file, with ranges."""
     hub, path = call.hub, call.parameters["path"]
-    with hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "read")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    with accounts.reading(call, "read") as (db, repo, commit):
         entry = records.find_entry(db, commit, path)
     if entry is None:
         raise entry_not_found(path, commit.id)
@@ -80,9 +78,7 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
 def tree(call: Call) -> Answer:
     """List a folder in pages. `recursive` lists all below it."""
     folder, size = call.parameters.get("path", "").strip("/"), call.hub.settings.page_items
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    with accounts.reading(call, "see") as (db, _, commit):
         entries = records.list_entries(db, commit, folder)
         if folder and not entries:
             raise entry_not_found(folder, commit.id)
@@ -92,9 +88,7 @@ def tree(call: Call) -> Answer:
 def paths_info(call: Call) -> Answer:
     """Describe the files and folders in the form field `paths` that exist. `expand` adds the last commit of each."""
     form, items = call.form(), list[Json]()
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    with accounts.reading(call, "see") as (db, _, commit):
         for path in dict.fromkeys(path.strip("/") for path in form.get("paths", [])):
             entry = records.find_entry(db, commit, path)
             if not (below := [entry] if entry else records.list_entries(db, commit, path)):
@@ -113,9 +107,8 @@ def commits(call: Call) -> Answer:
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
         raise Refusal(400, f'"limit" must be a number from 1 to {_MOST_COMMITS}')
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
+    with accounts.reading(call, "see") as (db, _, head):
+        line = records.history(db, head)
     items: list[Json] = []
     for commit in line:
         item = {"id": commit.id, "title": commit.title, "message": commit.message, "date": iso(commit.date_seconds)}

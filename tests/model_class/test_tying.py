@@ -156,6 +156,7 @@ SAYS_SO = {"tie_word_embeddings": True}
         ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}, **SAYS_SO}, False),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, True),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "luke", **SAYS_SO}, **SAYS_SO}, False),
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "mine", **SAYS_SO}, **SAYS_SO}, False),
     ],
 )
 def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], is_tied: bool) -> None:

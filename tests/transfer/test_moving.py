@@ -16,7 +16,7 @@ from sharding.transfer.lanes import Done
 from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import move_shards
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
@@ -117,7 +117,7 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
         sha256 = hashlib.sha256(HEADER + data).hexdigest()
         assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
     assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
-    assert result_of(ThisMachine().digest_shards(shards, pieces_of, [source])) == records
+    assert result_of(Reader().digest_shards(shards, pieces_of, [source])) == records
     assert sink.aborted == []
 
 

@@ -34,11 +34,12 @@ def absolute(batch: Batch) -> list[Extent]:
     return places
 
 
-@given(extents(), st.integers(0, 40))
+@given(extents(), st.integers(0, 40), st.integers(-40, 40))
 def test_a_batch_is_used_in_the_order_asked_for_and_bytes_wanted_twice_are_fetched_once(
-    wanted: list[Extent], shift: int
+    wanted: list[Extent], first: int, last: int
 ) -> None:
-    wanted = [*wanted, *(Extent(*file, start + shift, end + shift) for *file, start, end in wanted)]  # type: ignore[misc]
+    again = ((file, start + first, end + last) for *file, start, end in wanted)
+    wanted += [Extent(*file, start, max(start, end)) for file, start, end in again]  # type: ignore[misc]
     files = {(source, file): NUMBERS[source + ord(file) :] for source, file, *_ in wanted}
     data = b""
     for batch in read_batches(wanted, BATCH, GAP):
@@ -58,6 +59,12 @@ def test_a_batch_is_bounded_with_the_gaps_that_it_reads_through(wanted: list[Ext
 
 def stretch(start: int, end: int, file: str = "f") -> Extent:
     return Extent(0, file, start, end)
+
+
+def test_a_stretch_inside_another_is_read_with_it() -> None:
+    wanted = [stretch(0, 30), stretch(10, 20)]
+    (batch,) = read_batches(wanted, BATCH, GAP)
+    assert batch.ranges == (stretch(0, 30),) and absolute(batch) == wanted
 
 
 def test_small_stretches_in_any_order_cost_one_request() -> None:
