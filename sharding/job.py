@@ -1,7 +1,8 @@
 """Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
-A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint` (HF_ENDPOINT, if it is None).
-`token` is your login there. With None you are an anonymous visitor. Sizes are in bytes, and times in seconds.
+A source is a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint` (HF_ENDPOINT, if it is None). A
+destination is a folder, or `owner/name`. `token` is your login there. With None you are an anonymous visitor. Sizes are
+in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
 work only while you ask for the next event. Nothing here prints.
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sharding.checkpoint.documents import read_card_base
@@ -60,17 +61,13 @@ from sharding.verify.staged import check_kept, compare_with_original, reading_ba
 from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify as verify
 
-_T = TypeVar("_T")
-
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
 
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
     """Return the tensors, files and findings of `source`. Reads headers only, and weights if a merge depends on it.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `chosen`: options of `Options` by their names: `variant`, and those that name another input, whose headers count.
-
+    `chosen` are options of `Options` by name: `variant`, and those that name another input, whose headers count.
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError.
     """
     options, hub = Options(**chosen), _hub(endpoint, token)
@@ -103,10 +100,8 @@ def plan(
 ) -> tuple[Content, Plan]:
     """Return the content of a source and the plan of its copy. Reads no weights and writes nothing.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-
-    Raises UsageError, SourceError, and Refused if an extra is missing.
+    `options` say what the copy is like, or just the size of its files ("200MB"). Raises UsageError, SourceError, and
+    Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
     request = Request(source, "", options)
@@ -128,10 +123,8 @@ def shard(
 ) -> Generator[Event, None, None]:
     """Re-shard a checkpoint.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `destination`: a folder, or `owner/name`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-    - `chosen`: the other options of a job, by the names of the fields of `Request`: `private=True` for example.
+    `options` say what the copy is like, or just the size of its files ("200MB"). `chosen` are the other options of a
+    job, by the names of the fields of `Request`: `private=True` for example.
 
     Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
     job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, assert_never
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sharding.core.environment import as_called
 from sharding.core.errors import ShardingError
-from sharding.core.events import Phase, Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.events import PHASES, Phase, Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.made import phrase
 from sharding.core.protocols import Discarded
 from sharding.core.text import (
@@ -38,13 +38,6 @@ from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5  # The most files that one line names.
-_PHASES = {
-    "check": "checking what is there",
-    "transfer": "writing shards",
-    "verify": "verifying",
-    "numbers": "comparing numbers",
-    "fetch": "fetching the files",
-}
 _TOGETHER = {"transfer", "verify"}  # The phases that go on side by side.
 
 
@@ -154,29 +147,11 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
         self._end_bar()
-        outcome, done = verification.outcome, phrase(verification.made)
-        all_, style = f"all {count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "yellow"
-        match outcome.kind:
-            case "identical":
-                style = "yellow" if verification.unreached else "green"
-                self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
-            case "unstated":
-                self._say(f"Matches what was read{done}: {all_}", style)
-            case "stated":
-                self._say(
-                    f"The Hub states the hashes of what was sent{done}; {verification.sample} read again: {all_}", style
-                )
-            case "within":
-                same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
-                self._say(f"{same}: {all_}", style)
-            case "undecided":
-                pass
-            case "different":
-                self._say(f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.", "bold red")
-            case _:
-                assert_never(outcome.kind)
-        if verification.undecided:
-            self._say(undecided_sentence(verification.undecided), style)
+        kind = verification.outcome.kind
+        is_good = kind == "identical" and not verification.unreached
+        self._say(verification.sentence, "green" if is_good else "bold red" if kind == "different" else "yellow")
+        if kind == "different" and verification.undecided:
+            self._say(undecided_sentence(verification.undecided), "yellow")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
         for sentence in verification.advice:
@@ -264,7 +239,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._end_bar()
 
     def _draw(self, event: Progress) -> None:
-        words = _PHASES[event.phase]
+        words = PHASES[event.phase]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
             words += f": {count(len(event.workers), 'worker')}, {memory}"

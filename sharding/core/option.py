@@ -1,6 +1,6 @@
 """What an option is, and how the fields of a dataclass declare options. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -85,18 +85,6 @@ class Option:
         kinds = (self.kind, *get_args(self.kind))
         return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
-    def extras(self, value: Any) -> Iterator[tuple[str, str]]:
-        """Yield (what needs it, extra) for each extra of this package that `value` needs, which is not the default.
-
-        >>> list(OPTIONS["strategy"].extras("pp:4")), list(OPTIONS["strategy"].extras("blocks"))
-        ([('The strategy pp:4', 'load')], [])
-        """
-        choice = str(value).partition(":")[0]
-        if "" in self.needs:
-            yield f"The {self.called}", self.needs[""]
-        elif choice in self.needs:
-            yield f"The {self.called} {value}", self.needs[choice]
-
     def words(self, value: Any) -> list[str]:
         """Return the words that set the option to `value`, which is not the default, on the command line."""
         flag = self.flags[0]
@@ -108,7 +96,7 @@ class Option:
         return [flag] if self.is_switch else [flag, f"{value}B" if is_bytes else str(value)]
 
 
-def option(default: Any, help: str, flags: str = "", **more: Any) -> Any:
+def declare(default: Any, help: str, flags: str = "", **more: Any) -> Any:
     """Return the field of a dataclass that declares an option. `more` are fields of `Option`."""
     return field(default=default, metadata={"option": Option(default, help, tuple(flags.split()), **more)})
 

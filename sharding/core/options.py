@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from sharding.core.errors import Remedy, UsageError
 from sharding.core.limits import DEFAULT_MAX_SHARD_SIZE, ROUNDS
-from sharding.core.option import Option, clash, declared, given, no_such, option, refuse_no_choice
+from sharding.core.option import Option, clash, declare, declared, given, no_such, refuse_no_choice
 from sharding.core.origin import Place, Role
 from sharding.core.text import parse_bytes
 
@@ -23,11 +23,11 @@ SINGLE_FILE = "single-file"  # Given instead of a size: one file, however large.
 _STRATEGY = re.compile(r"size|blocks|pp:([2-9]|[1-9]\d{1,3})", re.ASCII)
 _ALPHA = re.compile(r"\d{1,6}(?:\.\d{1,6})?", re.ASCII)
 
-_of_source = partial(option, group="Where", commands=("inspect", "plan", "shard", "verify"))
-_of_tensors = partial(option, commands=("plan", "shard", "verify"))
+_of_source = partial(declare, group="Where", commands=("inspect", "plan", "shard", "verify"))
+_of_tensors = partial(declare, commands=("plan", "shard", "verify"))
 _computing = partial(_of_tensors, computes=True)
 _by_hand = partial(_computing, since=8)
-_of_job = partial(option, group="Where", commands=("shard",))
+_of_job = partial(declare, group="Where", commands=("shard",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Options:
     (200000000, 4)
     """
 
-    max_shard_size: str | int = option(
+    max_shard_size: str | int = declare(
         DEFAULT_MAX_SHARD_SIZE,
         "Largest file: 2GB, 1GiB, or bytes",
         "--max-shard-size -s",
         metavar="SIZE",
         shorthand=("--single-file", SINGLE_FILE, "One file, whatever its size"),
     )
-    strategy: str = option(
+    strategy: str = declare(
         "size",
         "size (fill files), blocks (cut between blocks) or pp:N (for N ranks)",
         title="Where to cut",
@@ -61,7 +61,7 @@ class Options:
         },
         needs={"pp": "load"},
     )
-    order: Order = option(
+    order: Order = declare(
         "natural",
         "natural (2 before 10), stored (as in source) or transformers (as it saves)",
         title="Order of the tensors",
@@ -74,7 +74,7 @@ class Options:
         },
         needs={"transformers": "load"},
     )
-    dtype: TargetDtype = option(
+    dtype: TargetDtype = declare(
         "keep",
         "Cast to fp32, fp16 or bf16",
         commands=("plan", "shard", "verify", "compare", "devices"),
@@ -84,7 +84,7 @@ class Options:
         computes=True,
     )
     variant: str = _of_source("", "Which weights, if a repo has several: fp16, Q4_K_M", metavar="NAME", since=1)
-    allow_overflow: bool = option(
+    allow_overflow: bool = declare(
         False,
         "Let a cast make numbers infinite, and count them",
         commands=("shard",),
@@ -92,7 +92,7 @@ class Options:
         info="Numbers too large for this format become infinite, and the report counts them. "
         "Otherwise they stop the job.",
     )
-    rank: int | None = option(
+    rank: int | None = declare(
         None,
         "Only what this rank of pp:N loads, from 0",
         metavar="N",
@@ -319,7 +319,12 @@ class Request:
 
     def extras(self) -> Iterator[tuple[str, str]]:
         """Yield (what needs it, extra) for each extra of this package that the options need."""
-        return (need for option, value in self._given for need in option.extras(value))
+        for option, value in self._given:
+            choice = str(value).partition(":")[0]  # "pp" of "pp:4"
+            if "" in option.needs:
+                yield f"The {option.called}", option.needs[""]
+            elif choice in option.needs:
+                yield f"The {option.called} {value}", option.needs[choice]
 
     def words(self, command: str) -> list[str]:
         """Return the words that make the same choices for `command` on the command line."""

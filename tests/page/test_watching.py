@@ -17,8 +17,7 @@ from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
 from sharding.core.verification import Outcome
 from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
-from sharding.desk.judgement import _read_for
-from sharding.desk.verdicts import Verdict
+from sharding.desk.judgement import Verdict, _read_for
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
