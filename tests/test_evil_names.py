@@ -30,6 +30,7 @@ from sharding.formats.model_card import ModelCard
 from sharding.loading.costs import Comparison, LoadCost, Prediction, Probed, Verdict
 from sharding.page import job_panels, panels
 from sharding.page.comparison_panels import differences_panel, likeness_panel
+from sharding.page.render import render
 from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
@@ -165,7 +166,7 @@ def panels_of(name: str) -> Iterable[str]:
     source, plan, report = cut.source, cut.plan, cut.report
     trust, places = Trust("claims", (name,), (name,)), Places(name, "", "")
     yield panels.map_panel(map_of_plan(source, plan), name, name)
-    yield panels.tensors_panel(name, [(tensor, name) for tensor in source.tensors])
+    yield render("tensors", title=name, other="To file", tensors=[(tensor, name) for tensor in source.tensors])
     yield panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=name),)), FORECAST)
     yield panels.shards_panel(result(name, PIPED).plan, FORECAST)
     card = SourceCard(name, "0" * 40, "http://hub/it", name, False, False)

@@ -69,12 +69,7 @@ class Header:
 
 
 class NeedsMore(Exception):
-    """The header does not end in the bytes that were read. It has at least `bytes`."""
-
-    def __init__(self, least: int) -> None:
-        """Say how many bytes are needed."""
-        super().__init__(least)
-        self.bytes = least
+    """The header does not end in the bytes that were read. The argument is how many it has at least."""
 
 
 def parts_of(file: str) -> tuple[str, int, int] | None:
@@ -125,7 +120,7 @@ def read_header(read: Callable[[int, int], bytes], file_bytes: int, file: str, f
         try:
             return parse_header(data, file_bytes, file, folder)
         except NeedsMore as more:
-            end = min(file_bytes, max(more.bytes, 4 * end))
+            end = min(file_bytes, max(more.args[0], 4 * end))
 
 
 class _Walk:

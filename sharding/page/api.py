@@ -91,9 +91,8 @@ class Endpoints(Asked):
     def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Describe a model checkpoint on the Hugging Face Hub: architecture, parameters, dtypes, files and sizes.
 
-        Call it to learn what a repo holds before you plan a copy. It reads only the headers of the files and downloads
-        no weights. A public repo needs no login. For a private or gated repo, send a token that can read it in the
-        header `Authorization: Bearer hf_...`.
+        Call it before you plan a copy. It reads only headers, no weights. A public repo needs no login. For a private
+        or gated repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
         It answers with an object: `architecture`, `total_parameters`, `total_bytes`, `tensors` (their number), `dtypes`
         (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes). For GGUF
@@ -115,9 +114,8 @@ class Endpoints(Asked):
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Plan a copy of a model checkpoint: which files it would have, and which tensors each file would hold.
 
-        Call it before `shard` to choose a size. It reads only headers, moves no weights and writes nothing. A public
-        repo needs no login. For a private or gated repo, send a token that can read it in the header
-        `Authorization: Bearer hf_...`.
+        Call it before `shard` to choose a size. It reads only headers and writes nothing. A public repo needs no login.
+        For a private or gated repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
         It answers with an object. `shards` lists the files, each with `file`, `bytes` and the names of its `tensors`.
         `total_bytes` and `weight_map` are those of all files. `findings` are warnings and notes, such as a tensor

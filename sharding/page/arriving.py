@@ -16,7 +16,7 @@ from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import message, problem
 from sharding.page.render import render
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 
 _MOST_FOUND = 200
 
@@ -69,7 +69,7 @@ class Arriving(Events):
         """Greet a visitor who is signed in, and list their jobs."""
         opens, jobs = read_wish(dict(request.query_params)), ""
         try:
-            if who := person(self.desk, self.site.token(request, login)):
+            if who := self.viewer(self.site.token(request, login)):
                 records = self.desk.jobs_of(who.name)
                 jobs, runs = jobs_panel(records), next((one.id for one in records if one.state in ACTIVE), "")
                 page, link = f"{self.site.endpoint}/{who.name}", query_of(Wish(job=runs)) if runs else ""

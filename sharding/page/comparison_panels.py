@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -23,7 +23,6 @@ from sharding.storage.names import parse_address
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
-_MOST_SHOWN = 100  # The most rows of a table of tensors. Nobody reads more, and `diff --json` has all.
 _SHAPES = "", "names, shapes and dtypes", ""  # What the steps below the last rest on.
 _KINDS: Mapping[Kind, str] = {
     "missing": "only in the original",
@@ -43,7 +42,6 @@ def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     command = ["shard-my-repo", "diff", likeness.original.text, likeness.copy.text]
     command += [*(["--variant", likeness.variant] if likeness.variant else []), "--json"]
     values = {"tone": tone, "rung": rung, "counts": counts, "facts": facts, "command": shlex.join(command)}
-    values |= _first(likeness.mismatches)
     return render("same", likeness=likeness, endpoint=endpoint, headline=headline, **values)
 
 
@@ -66,10 +64,6 @@ def _verdict(likeness: Likeness, trust: Trust) -> tuple[str, str, Rung]:
         headline = "Not the same, although names, shapes and dtypes are."
         return headline, tone, Rung(FITS, READ)
     return sentence_of(likeness), tone, Rung(FITS, words=(*_SHAPES, f"not yet: {size}"))
-
-
-def _first(rows: Sequence[Any]) -> dict[str, Any]:
-    return {"rows": rows[:_MOST_SHOWN], "more": max(len(rows) - _MOST_SHOWN, 0)}
 
 
 def _advice(likeness: Likeness) -> list[str]:
@@ -112,8 +106,8 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
     values: dict[str, Any] = {"sides": _sides(status, endpoint), "link": address + link_of(status), "reason": reason}
     values |= {"heat": Markup(draw_heat(names, differences)), "ended": status.ended}
     values |= {"mismatches": mismatches_of(status)}
-    values |= _first([(one, _shown(one)) for one in worst])
-    return render("differences", endpoint=endpoint, headline=headline, rung=rung, **values)
+    rows = [(one, _shown(one)) for one in worst]
+    return render("differences", endpoint=endpoint, headline=headline, rung=rung, rows=rows, **values)
 
 
 def _shown(difference: Difference) -> dict[str, str]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from sharding.core.option import Option
 from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Role
-from sharding.page.goals import GOALS, OLLAMA, SAME, fields_of, goal_for, role_asked
+from sharding.page.goals import GOALS, OLLAMA, SAME, goal_for, role_asked
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
@@ -287,10 +287,14 @@ class Form:
 def goals_panel(
     goal: str = "", takes_base: bool | None = None, chips: Iterable[str] = (), source: str = "", **words: str
 ) -> str:
-    """Return all goals as cards, the chosen `goal`, or `chips` for `source`. HTML as `remark` replaces its words."""
+    """Return all goals as cards, or the chosen `goal` with its fields, or `chips` for `source`. HTML as `remark`
+    replaces its words. `takes_base` says whether the source needs a base, if that is known."""
     links = [(name, GOALS[name], query_of(Wish(source, goal=name, sized=False))) for name in chips]
-    cards, fields = ([], [*fields_of(goal, takes_base)]) if goal or source else (GOALS.items(), [])
-    values = {"cards": cards, "fields": fields, "chips": links, "chosen": goal, "goal": GOALS.get(goal)}
+    cards, usual = ([], ("size",)) if goal or source else (GOALS.items(), ())
+    fields = {*GOALS[goal].fields} if goal else {*usual}
+    if takes_base is not None:
+        fields = fields | {"base"} if takes_base else fields - {"base"}
+    values = {"cards": cards, "fields": [*fields], "chips": links, "chosen": goal, "goal": GOALS.get(goal)}
     values |= {"remark": Markup(words.get("remark", "")), "answer": words.get("answer", "")}
     return render("goals", source=source, drawings=_DRAWINGS, same=SAME, **values)
 

@@ -8,7 +8,7 @@ from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
 from sharding.core.values import Content, Tensor
 from sharding.formats.names import SINGLE_NAME
-from sharding.planning.dequantize import ordinary
+from sharding.planning.dequantize import offer
 from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
@@ -85,8 +85,7 @@ def has_components(checkpoint: Content) -> bool:
 
 
 def _is_quantized(checkpoint: Content) -> bool:
-    after = ordinary(checkpoint)
-    return bool(after and after.made)
+    return offer(checkpoint) is not None
 
 
 def _colab(checkpoint: Content) -> _Chosen:
@@ -225,12 +224,6 @@ def goal_for(options: Options) -> str:
 def role_asked(goal: str | None) -> Role | None:
     """Return the role of the input that a goal asks for, None if it asks for none."""
     return GOALS[goal].role if goal and goal in GOALS else None
-
-
-def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
-    """Return the ids of the fields that a goal, or a model without one, needs. `takes_base`: it needs a base."""
-    fields = {*GOALS[goal].fields} if goal else {"size"}
-    return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
 
 
 def sole_goal(checkpoint: Content) -> str:

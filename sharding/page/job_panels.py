@@ -253,8 +253,7 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            is_undecided = status.verification is not None and status.verification.outcome.kind == "undecided"
-            differ = "Cannot be told" if is_undecided else "They differ"
+            differ = "Cannot be told" if status.is_undecided else "They differ"
             return differ if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 

@@ -23,7 +23,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.render import HOME, SIGN_IN, Help, render
 from sharding.page.results import Comparing, Showing
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import propose_name
 from sharding.storage.names import new_repo_id
@@ -132,15 +132,14 @@ class Pushing(Events):
             if not wanted.expect:
                 raise Refused("There is no plan yet.", "Choose a model and a size first.")
             taken = self.desk.submit(wanted, *self.signed_in(request, login, _NEEDS_LOGIN))
-        except ReplaceRefused as error:
-            label = f"Replace the copy of {error.there} in {destination} with this copy of {source}"
+        except ShardingError as error:
+            there = error.there if isinstance(error, ReplaceRefused) else ""
+            label = f"Replace the copy of {there} in {destination} with this copy of {source}"
             return {
                 form.start_message: problem(error),
-                form.replace: gr.Checkbox(label=label, value=False, visible=True),
+                form.replace: gr.Checkbox(label=label, value=False, visible=bool(there)),
                 form.replaced: (source, destination),
             }
-        except ShardingError as error:
-            return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
             **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
@@ -169,17 +168,16 @@ class Running(Events):
             return
         token = self.site.token(request, login)
         try:
-            who = await asyncio.to_thread(person, self.desk, token)
+            who = await asyncio.to_thread(self.viewer, token)
             status = self.desk.status(job, who.name if who else None)
             if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
                 return
+            if self._watchers[status.owner] >= MAX_WATCHERS:
+                text = f"You already watch jobs in {MAX_WATCHERS} windows."
+                raise Refused(text, "Close one of them, then reload this page.")
         except ShardingError as error:
             yield {self.form.progress: problem(error)}
-            return
-        if self._watchers[status.owner] >= MAX_WATCHERS:
-            text = f"You already watch jobs in {MAX_WATCHERS} windows."
-            yield {self.form.progress: problem(Refused(text, "Close one of them, then reload this page."))}
             return
         self._watchers[status.owner] += 1
         try:
@@ -250,7 +248,7 @@ class Running(Events):
     def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
         try:
-            who = person(self.desk, self.site.token(request, login))
+            who = self.viewer(self.site.token(request, login))
             self.desk.cancel(job, who.name if who else None)
         except ShardingError as error:
             return {self.form.run_message: problem(error)}

@@ -55,11 +55,6 @@ class Places:
     badge: str = ""
     install: str = "pip install .  # in a clone of the code of this page"
 
-    @property
-    def page(self) -> str:
-        """The address of its page on the Hub."""
-        return f"{self.endpoint}/{self.repo_id}"
-
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
     """Return the certificate of a result, or that it does not match. `reading` is what a check would cost."""
@@ -68,8 +63,8 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
         return message(text, " ".join(trust.reasons), "error")
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
     codes = _codes(report, places.repo_id) if report.verification.holds else {}
-    blob = f"{places.page}/blob/{places.revision or 'main'}"
-    links = {title: f"{blob}/{name}" for name, title in documents.items() if name in report.files}
+    page, revision = f"{places.endpoint}/{places.repo_id}", places.revision or "main"
+    links = {title: f"{page}/blob/{revision}/{name}" for name, title in documents.items() if name in report.files}
     known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
     values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
     values |= {"rung": Rung(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
@@ -77,7 +72,7 @@ def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast
     values |= {"made": known, "explained": explained(known), "infinite": sum(report.overflowed.values())}
     values |= {"snippets": codes, "next_step": _next_step(report, known, next(iter(codes), "")), "COLAB": COLAB}
     values |= {"command": "".join(snippets.how_to_check(report, places.repo_id).values())}
-    return render("result", report=report, places=places, trust=trust, **values)
+    return render("result", report=report, places=places, page=page, trust=trust, **values)
 
 
 def _codes(report: Report, place: str) -> Mapping[str, str]:

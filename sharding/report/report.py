@@ -46,29 +46,20 @@ def inspection_json(checkpoint: Content) -> Json:
 
 def _models(checkpoint: Content) -> list[Json]:
     models = {component.folder: component for component in checkpoint.components if component.gguf}
-    tensors = by_folder(checkpoint.tensors, models)
-    files = {
-        name: [file for file in checkpoint.weight_files if (parts_of(file.path) or ("",))[0] == name]
-        for name in (component.stem for component in models.values())
-    }
-    return [
-        {
-            "name": one.stem,
-            "variant": one.variant,
-            "files": [file.path for file in files[one.stem]],
-            "bytes": sum(file.bytes for file in files[one.stem]),
-            "tensors": len(tensors[folder]),
-            "dtypes": stored_dtypes(tensors[folder]),
-        }
-        for folder, one in models.items()
-    ]
+    documents = []
+    for folder, tensors in by_folder(checkpoint.tensors, models).items():
+        name = models[folder].stem
+        files = [file for file in checkpoint.weight_files if (parts_of(file.path) or ("",))[0] == name]
+        paths, size = [file.path for file in files], sum(file.bytes for file in files)
+        model = {"name": name, "variant": models[folder].variant, "files": paths, "bytes": size}
+        documents.append(model | {"tensors": len(tensors), "dtypes": stored_dtypes(tensors)})
+    return documents
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
     """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
-    same = ("made", "total_bytes", "total_parameters", "stages", "pipeline")
     return PlanSummary(
-        **{name: getattr(plan, name) for name in same},
+        **{name: getattr(plan, name) for name in ("made", "total_bytes", "total_parameters", "stages", "pipeline")},
         **{name: getattr(plan.options, name) for name in ("strategy", "order", "rank")},
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
         asked=plan.options.deciding,

@@ -75,7 +75,21 @@ class FolderDestination(FolderSink, Destination):
     @override
     def check(self, source: Place) -> None:
         with explained(self._folder):
-            self._refuse_foreign(source)
+            if not self._folder.exists():
+                return
+            if not self._folder.is_dir():
+                message = f"{self._folder} is a file, not a folder."
+                raise DestinationError(message, "Name a folder. It need not exist yet.")
+            earlier = report_in(self._folder)
+            self._earlier = list(earlier.files) if earlier else []
+            if self._overwrite:
+                return
+            if earlier and earlier.source != source.words:
+                raise ReplaceRefused(f"The folder {self._folder}", earlier.source, source.words)
+            if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
+                message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
+                hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
+                raise DestinationError(message, hint, Remedy("overwrite"))
 
     @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
@@ -226,23 +240,6 @@ class FolderDestination(FolderSink, Destination):
                     "Wait until it ends, or choose another folder. If it was killed on another machine or in another "
                     f"container, start again after {LEASE_SECONDS:.0f} s.",
                 ) from error
-
-    def _refuse_foreign(self, source: Place) -> None:
-        if not self._folder.exists():
-            return
-        if not self._folder.is_dir():
-            raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder. It need not exist yet.")
-        earlier = report_in(self._folder)
-        self._earlier = list(earlier.files) if earlier else []
-        if self._overwrite:
-            return
-        name = source.words
-        if earlier and earlier.source != name:
-            raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
-        if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
-            message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
-            hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
-            raise DestinationError(message, hint, Remedy("overwrite"))
 
     def _refuse_without_room(self, new_bytes: int, reclaimed_bytes: int) -> None:
         place = next(parent for parent in (self._folder, *self._folder.parents) if parent.exists())

@@ -21,7 +21,7 @@ from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.text import format_bytes
 from sharding.core.values import ShardRecord
 from sharding.formats.names import SAFETENSORS, STAGING_FOLDER
-from sharding.storage.journal import Journal
+from sharding.storage.journal import CANNOT, Journal
 from sharding.storage.records import line_of, parse_line
 
 FLUSH_BYTES = 32 << 20
@@ -185,10 +185,6 @@ def _below(most: int) -> str:
     return format_bytes(int(digits[0]) * 10 ** (len(digits) - 1)).replace(".0", "").replace(" ", "")
 
 
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""Answers of a disk that has no such operation, such as CIFS and vboxsf to the sync of a folder."""
-
-
 def sync_folders(folders: Iterable[Path]) -> None:
     """Write the file names in `folders` to the disk for good, where a disk has a way to do that."""
     for folder in sorted(folders):
@@ -196,7 +192,7 @@ def sync_folders(folders: Iterable[Path]) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in _CANNOT:
+            if error.errno not in CANNOT:
                 raise
         finally:
             os.close(descriptor)

@@ -137,8 +137,10 @@ def _here() -> list[str]:
 
 
 JOURNAL_NAME = "sharding_journal.part"
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # The answers of a disk that has no such operation.
-_NO_LOCKS = (*_CANNOT, errno.ENOLCK, errno.EBADF)  # The last is that of NFS without a server for locks.
+CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""The answers of a disk that has no such operation, such as those of CIFS and vboxsf to the sync of a folder."""
+
+_NO_LOCKS = (*CANNOT, errno.ENOLCK, errno.EBADF)  # The last is that of NFS without a server for locks.
 
 
 class Journal:
@@ -190,7 +192,7 @@ class Journal:
             # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
             return open(self.path, "ab", buffering=0)
         except OSError as error:
-            if error.errno not in (errno.EPERM, *_CANNOT) or not self.path.exists():
+            if error.errno not in (errno.EPERM, *CANNOT) or not self.path.exists():
                 raise
             return open(self.path, "rb", buffering=0)
 

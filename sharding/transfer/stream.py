@@ -190,7 +190,7 @@ def move_shards(
             noted[before].wait()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
-            told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()
+            told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, tuple(output.samples)
             record = ShardRecord(shard.file, output.bytes, sha256, digests, *told)
             sink.note(record)
         in_work.discard(writer)
@@ -220,17 +220,19 @@ class _Output:
     def __init__(self, writer: ShardWriter, shard: Shard) -> None:
         self._writer, self._file = writer, shard.file
         self._held = bytearray()
-        self._samples = [(start, end, blake3()) for start, end in shard.sampled]
+        self.samples = list[BytesRead]()
+        self._later, self._now = sorted(shard.sampled, reverse=True), list[tuple[int, int, Any]]()
         self.bytes = 0
-
-    def samples(self) -> tuple[BytesRead, ...]:
-        return tuple(BytesRead(self._file, start, end, hash_.hexdigest()) for start, end, hash_ in self._samples)
 
     def write(self, data: bytes | memoryview) -> None:
         before, self.bytes = self.bytes, self.bytes + len(data)
-        for start, end, hash_ in self._samples:
-            if start < self.bytes and end > before:
-                hash_.update(memoryview(data)[max(start - before, 0) : end - before])
+        while self._later and self._later[-1][0] < self.bytes:
+            self._now.append((*self._later.pop(), blake3()))
+        for start, end, hash_ in self._now:
+            hash_.update(memoryview(data)[max(start - before, 0) : end - before])
+            if end <= self.bytes:
+                self.samples.append(BytesRead(self._file, start, end, hash_.hexdigest()))
+        self._now = [one for one in self._now if one[1] > self.bytes]
         if len(data) >= BATCH_BYTES // 8:
             self.flush()
             self._writer.write(data)

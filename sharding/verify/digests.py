@@ -1,8 +1,7 @@
 """Check that two checkpoints hold the same tensors by reading and hashing them."""
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Phase, Progress
@@ -12,7 +11,7 @@ from sharding.core.recipe import Extent
 from sharding.core.values import BytesRead, FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
-from sharding.recipes.stored import Stored, place_of
+from sharding.recipes.stored import Stored
 from sharding.transfer.lanes import collected
 from sharding.transfer.stream import (
     NOWHERE,
@@ -57,13 +56,6 @@ def first_read(tensor: Tensor) -> Extent:
     return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))
 
 
-class WholeFile(NamedTuple):
-    """The SHA-256 of a file and the BLAKE3 of ranges in it, in hex."""
-
-    sha256: str
-    ranges: dict[tuple[int, int], str]
-
-
 class Reader:
     """What makes and reads shards: this machine, or whatever else can `move` them. It reads tensors in `groups`."""
 
@@ -95,20 +87,17 @@ class Reader:
     def digest_files(
         self,
         sources: Sequence[Source],
-        files: Collection[FileEntry],
-        ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
+        files: Iterable[FileEntry],
+        ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None,
         phase: Phase = "check",
-    ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Read `files`; yield progress; return the SHA-256 of each, and the BLAKE3 of its `[start, end)` `ranges`."""
-        asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
-        layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
-        records = yield from self.digest_shards([layer for _, layer in layers], only_tensors, sources, phase)
-        found = {path: WholeFile(records[path].sha256, {}) for path in asked}
-        for path, layer in layers:
-            for tensor in layer.tensors:
-                if (place := place_of(tensor)[2:]) in asked[path]:
-                    found[path].ranges[place] = records[layer.file].tensor_blake3[tensor.name]
-        return found
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Read `files`; yield progress; return the record of each by path, with the `[start, end)` `ranges` of it as
+        samples. Raises SourceError."""
+        shards = []
+        for file in files:
+            whole = Tensor(file.path, "U8", (file.bytes,), Stored(file.source, file.at, 0, file.bytes))
+            shards.append(Shard(file.path, (whole,), file.bytes, tuple((ranges or {}).get(file.path, ()))))
+        return (yield from self.digest_shards(shards, only_tensors, sources, phase))
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
@@ -140,21 +129,3 @@ def check_structure(path: Path, plan: Plan, shard: Shard) -> tuple[Mismatch, ...
     mismatches = compare({one.name: TensorDigest(one.dtype, one.shape, "") for one in shard.tensors}, actual)
     differ = [] if actual_metadata == dict(metadata) else [Mismatch(shard.file, "its metadata differ")]
     return (*mismatches, *differ)
-
-
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap. The first has the name of
-    the file, and also the bytes between the ranges. The others hold the remaining ranges."""
-    left, depth = sorted(ranges), 0
-    while left or not depth:
-        taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0
-        for start, end in left:
-            if start < position:
-                later.append((start, end))
-                continue
-            taken += [(position, start)] * (not depth and start > position) + [(start, end)]
-            position = end
-        taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
-        left, depth = later, depth + 1

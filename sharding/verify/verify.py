@@ -14,7 +14,7 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
 from sharding.core.text import printable, values_in
-from sharding.core.values import Content, FileEntry, Plan, TensorDigest, folder_of
+from sharding.core.values import Content, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.gguf import SPLIT_KEYS
 from sharding.formats.names import DIGESTS_NAME
@@ -126,13 +126,12 @@ def _differing_keys(original: Content, copy: Content) -> Iterator[Mismatch]:
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
-    differ, (ours, theirs) = compare_listed(checkpoints)
-    is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
+    differ, alike = compare_listed(checkpoints)
     return Verification(
         *(len(first), checkpoints[1].total_bytes, meter.seconds, Evidence("digests")),
         mismatches=(*compare_digests(first, second), *differ),
         unreached=_unreached(checkpoints),
-        unchecked=UNCHECKED if is_known else (*UNCHECKED, "the bytes of weight files beside the weights"),
+        unchecked=UNCHECKED if all(alike.values()) else (*UNCHECKED, "the bytes of weight files beside the weights"),
     )
 
 
@@ -177,22 +176,20 @@ def compare_beside(
     """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
     mismatches, alike = compare_listed(checkpoints)
     digests = []
-    for source, files in zip(sources, alike, strict=True):
-        digests.append((yield from Reader().digest_files(source.sources, files.values())))
-    for path in alike[0]:
-        if digests[0][path].sha256 != digests[1][path].sha256:
-            mismatches.append(Mismatch(path, "its bytes differ"))
-    return tuple(mismatches)
+    for source, checkpoint in zip(sources, checkpoints, strict=True):
+        files = [file for file in checkpoint.copied_weights if file.path in alike]
+        digests.append((yield from Reader().digest_files(source.sources, files)))
+    others = (path for path in alike if digests[0][path].sha256 != digests[1][path].sha256)
+    return (*mismatches, *(Mismatch(path, "its bytes differ") for path in others))
 
 
-def compare_listed(
-    checkpoints: Sequence[Content],
-) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
-    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path. A file that
-    only the second has counts if it is in a folder of the model: there, libraries find it with the weights."""
+def compare_listed(checkpoints: Sequence[Content]) -> tuple[list[Mismatch], dict[str, bool]]:
+    """Compare the listed sizes and hashes. Return the differences, and whether the hashes of the other files of both
+    are known, by path. A file that only the second has counts if it is in a folder of the model: there, libraries find
+    it with the weights."""
     ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
     folders = {component.folder for component in checkpoints[0].components}
-    mismatches, alike = list[Mismatch](), list[str]()
+    mismatches, alike = list[Mismatch](), dict[str, bool]()
     for path in sorted(ours.keys() | theirs.keys()):
         file, other = ours.get(path), theirs.get(path)
         if other is None:
@@ -202,8 +199,8 @@ def compare_listed(
         elif file.bytes != other.bytes or (file.sha256 and other.sha256 and file.sha256 != other.sha256):
             mismatches.append(Mismatch(path, "its bytes differ"))
         else:
-            alike.append(path)
-    return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
+            alike[path] = bool(file.sha256 and other.sha256)
+    return mismatches, alike
 
 
 def stored_digests(

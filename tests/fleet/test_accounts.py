@@ -95,4 +95,4 @@ def test_of_ranges_that_overlap_each_has_its_hash_and_the_file_that_of_its_whole
     one = result_of(Reader().digest_files([source], files, ranges))
     for file, places in ranges.items():
         assert many[file].sha256 == one[file].sha256
-        assert [many[file].ranges[place] for place in places] == [one[file].ranges[place] for place in places]
+        assert {*many[file].samples} == {*one[file].samples} and len(one[file].samples) == len(places)

@@ -170,13 +170,8 @@ def test_a_mutated_header_is_accepted_or_refused_as_safetensors_does(data: bytes
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
-NUMPY_DTYPES = [
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    *(f"{sign}int{2**n}" for sign in ("", "u") for n in range(3, 7)),
-]
+INTEGERS = [f"{sign}int{2**n}" for sign in ("", "u") for n in range(3, 7)]
+NUMPY_DTYPES = ["bool", "float16", "float32", "float64", *INTEGERS]
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
 arrays = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3).map(tuple), st.sampled_from(NUMPY_DTYPES))
 

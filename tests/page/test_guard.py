@@ -37,15 +37,10 @@ FOREIGN: Headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "O
 # --- On a Space -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cookie(space: Site) -> str:
-    """The cookie of alice, who has signed in on the Space."""
-    return f"session={session_of(space, 'alice')}"
-
-
 def test_only_the_page_itself_signs_a_visitor_out_and_who_declines_to_sign_in_is_led_back(
-    space: Site, cookie: str
+    space: Site,
 ) -> None:
+    cookie = f"session={session_of(space, 'alice')}"
     own = {"Referer": f"{space.address}/?repo=bob/small"}
     for headers, leads in ((FOREIGN, False), ({}, False), ({"Referer": f"{EVIL}/"}, False), (own, True)):
         answer = ask(space, "GET", "/logout", {**headers, "Cookie": cookie})

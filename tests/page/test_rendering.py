@@ -70,7 +70,7 @@ def test_a_table_is_bounded_and_loses_no_byte() -> None:
 
 def test_lists_of_tensors_and_remarks_are_bounded_and_the_rest_counted() -> None:
     source = checkpoint({f"f{n}": 1 for n in range(3000)})
-    html = panels.tensors_panel("f0 to f2999", [(tensor, "a") for tensor in source.tensors])
+    html = render("tensors", title="f0 to f2999", other="From file", tensors=[(one, "a") for one in source.tensors])
     assert 400 < html.count("<tr") < 500
     assert "and 2,600 more tensors" in Tags(html).text
     html = panels.findings_panel([Finding("warning", "x", f"Remark {number}.") for number in range(3001)])

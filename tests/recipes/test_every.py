@@ -21,7 +21,7 @@ from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
 from tests.recipes.checkpoints import fp8
-from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, tensor_of
+from tests.recipes.executor import FILE, bytes_of, outcome, tensor_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
 FILES["index"] = torch.tensor([1, 0] * 4, dtype=torch.int32).numpy().tobytes()
@@ -179,17 +179,6 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
 
 
 # --- Bytes as they lie, from whichever source ---------------------------------------------------------------
-
-DATA = bytes(range(256)) * 4
-
-
-@pytest.mark.parametrize("batch", [1, 7, 64, 1 << 20])
-@pytest.mark.parametrize("chunk", [1, 13, 1 << 20])
-def test_any_stretch_is_moved_whatever_comes_at_a_time(batch: int, chunk: int) -> None:
-    for start, end in ((0, len(DATA)), (3, 100), (99, 100), (5, 5)):
-        source = ShortChunks(DATA, chunk, batch)
-        assert bytes_of(Stored(0, FILE, start, end), source) == DATA[start:end]
-        assert sum(last - first for first, last in source.noted) == end - start
 
 
 def test_each_stretch_is_read_of_its_own_source() -> None:

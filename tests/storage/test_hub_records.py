@@ -47,6 +47,7 @@ def test_a_record_counts_only_for_the_very_job_and_plan_that_wrote_it(hub: InHou
     for number, one in enumerate(records[1:], 2):
         hub.put(name, one.file, b"shard %d" % number * 100, revision=STAGING_BRANCH)
     assert len(noted(hub, name)) == 4
+    hub.put(name, f"{RECORDS}nonsense.json", b'{"file": 3', revision=STAGING_BRANCH)
     assert done(hub, name).keys() == {records[0].file}
 
 

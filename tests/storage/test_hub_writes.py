@@ -96,14 +96,6 @@ def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain
     target.close()
 
 
-def test_without_xet_no_bar_shows(plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
-    for size in ("9kB", "8kB"):
-        *_, report = job.shard(str(folder), name, size, endpoint=plain.address, token=TOKEN)
-        assert isinstance(report, Report) and report.verification.identical
-    assert capfd.readouterr().err == ""
-
-
 def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(plain: InHouse, name: str) -> None:
     plain.api().create_repo(name)
     plain.put(name, ".gitattributes", b"*.bin filter=lfs diff=lfs merge=lfs -text\n")

@@ -19,12 +19,12 @@ from sharding.core.errors import SourceError
 from sharding.core.events import Progress
 from sharding.core.options import Options
 from sharding.core.protocols import Source
-from sharding.core.values import Component, FileEntry, Plan, Shard, Tensor
+from sharding.core.values import BytesRead, Component, FileEntry, Plan, Shard, Tensor
 from sharding.core.verification import Mismatch
 from sharding.recipes.stored import place_of
 from sharding.report.schema import Report
 from sharding.storage.folder_source import FolderSource, open_folder
-from sharding.verify.digests import Reader, WholeFile, check_structure
+from sharding.verify.digests import Reader, check_structure
 from tests.conftest import in_two_files, random_tensors, write_checkpoint
 from tests.folders import result_of
 from tests.tensors import stored_tensor
@@ -102,14 +102,14 @@ def test_progress_ends_at_every_byte_of_what_is_read(tmp_path: Path, reading: st
 def test_whole_files_and_ranges_of_them_have_their_digests_wherever_pieces_end(tmp_path: Path, size: int) -> None:
     hashes = {file: hashlib.sha256(data).hexdigest() for file, data in DATA.items()}
     source = Pieces(tmp_path, size)
-    plain = {file: WholeFile(sha256, {}) for file, sha256 in hashes.items()}
-    assert result_of(READINGS["whole files"](source)) == plain
+    assert {file: one.sha256 for file, one in result_of(READINGS["whole files"](source)).items()} == hashes
     assert source.given == 4 * 5000, "each file is read once"
     ranges = {"a.bin": RANGES[:-1], "b.bin": [(1, 2)], "c.bin": [], "d.bin": RANGES[:1]}
     found = result_of(Reader().digest_files([source], FILES, ranges))
     assert {file: whole.sha256 for file, whole in found.items()} == hashes
     for file, whole in found.items():
-        assert whole.ranges == {(start, end): b3(DATA[file][start:end]) for start, end in ranges[file]}
+        assert {*whole.samples} == {BytesRead(file, *range_, b3(DATA[file][slice(*range_)])) for range_ in ranges[file]}
+    assert source.given == 8 * 5000, "each file is read once, also for ranges that overlap"
 
 
 @pytest.mark.parametrize("broken", DATA)

@@ -3,7 +3,7 @@
 Such a file is a row of archives of `torch.save`, each with one piece of a tensor.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import ClassVar
@@ -91,7 +91,8 @@ def _boxes(source: Files, entries: Sequence[SavedEntry], files: Mapping[str, Fil
             read = zip(edges, read_ranges(source, edges, _JOIN_GAP_BYTES), strict=True)
             for entry, chunk in some:
                 known = [(start - chunk.start_byte, data) for (_, start, _), data in islice(read, 2)]
-                boxes[entry.name].append(_box(entry, chunk, files[name], _Piece(source, chunk, known)))
+                piece = _Piece(source, FileEntry(name, chunk.end_byte - chunk.start_byte), known)
+                boxes[entry.name].append(_box(entry, chunk, files[name], piece))
     return boxes
 
 
@@ -104,10 +105,6 @@ class _Piece(Archive):
     """One archive in a file, read as if it were a file, of which only the edges are known."""
 
     tail_bytes: ClassVar[int] = _EDGE_BYTES
-
-    def __init__(self, source: Files, chunk: SavedChunk, edges: Iterable[tuple[int, bytes]]) -> None:
-        super().__init__(source, FileEntry(chunk.file, chunk.end_byte - chunk.start_byte))
-        self._known += edges
 
     @override
     def exactly(self, start: int, end: int) -> bytes:

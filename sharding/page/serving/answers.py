@@ -38,8 +38,8 @@ class _Answer(ProcessCompletedMessage):
 class Session(asyncio.Queue[EventMessage]):
     """The messages for one session of Gradio. `bytes` is their size, `since` the time when one was last fetched."""
 
-    def __init__(self, sessions: "Sessions", name: str | None = None) -> None:
-        """Begin the session with this `name` of `sessions`, None if nobody reads it."""
+    def __init__(self, sessions: "Sessions", name: str) -> None:
+        """Begin the session with this `name` of `sessions`."""
         super().__init__()
         self.bytes, self.listeners, self._sizes = 0, 0, deque[int]()
         self._sessions, self._name = sessions, name
@@ -47,15 +47,14 @@ class Session(asyncio.Queue[EventMessage]):
 
     def put_nowait(self, item: EventMessage) -> None:
         """Add a message. A long error in it is shortened."""
-        if isinstance(item, ProcessCompletedMessage) and not item.success and item.output.get("error"):
-            item.output["error"] = shortened(str(item.output["error"]))
         if isinstance(item, ProcessCompletedMessage):
+            if not item.success and item.output.get("error"):
+                item.output["error"] = shortened(str(item.output["error"]))
             item = _Answer.model_construct(**vars(item))
         self._sizes.append(_bytes(item))
         super().put_nowait(item)
         self.bytes += self._sizes[-1]
-        if self._name is not None:
-            self._sessions.forget(self)
+        self._sessions.forget(self)
 
     async def get(self) -> EventMessage:
         """Return the next message. Gradio ends the stream of one client of a session; this ends the others too."""
@@ -67,7 +66,7 @@ class Session(asyncio.Queue[EventMessage]):
         self.bytes, self.since = self.bytes - self._sizes.popleft(), self._sessions.clock()
         if not isinstance(message, HeartbeatMessage):
             self.answered = self.since
-        elif self._name is not None and self.empty() and self._sessions.is_over(self._name):
+        elif self.empty() and self._sessions.is_over(self._name):
             return ProcessCompletedMessage(event_id="over", output={"error": "This call has ended."}, success=False)
         return message
 
@@ -86,7 +85,7 @@ class Sessions(OrderedDict[str, Any]):
 
     def __missing__(self, session: str) -> Session:
         """Return a session that nobody reads, for a call whose own session was dropped."""
-        return Session(self)
+        return Session(self, session)
 
     def is_over(self, session: str) -> bool:
         """Return whether no call of a session waits or runs. If so, let Gradio end its streams."""

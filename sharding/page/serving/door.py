@@ -78,15 +78,18 @@ class Door:
             await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = None
+        body, is_whole, most = bytearray(), False, _most_bytes(scope)
         with suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
-                body = await _body_of(receive, _most_bytes(scope))
-        if body is None:
+                while not is_whole and len(body) <= most:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    is_whole = not message.get("more_body", False)
+        if not is_whole or len(body) > most:
             return await _too_large(scope, receive, send)
         if scope["method"] == "POST" and not _is_call(body):
             return await _NO_CALL(scope, receive, send)
-        whole = iter([{"type": "http.request", "body": body, "more_body": False}])
+        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
         async def replay() -> Message:
             return next(whole, None) or await receive()  # until the client has gone, however long that takes
@@ -98,17 +101,6 @@ class Door:
             await self._app(scope, replay, send)
 
 
-async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
-    body, is_whole = bytearray(), False
-    while not is_whole:
-        message = await receive()
-        body += message.get("body", b"")
-        is_whole = not message.get("more_body", False)
-        if len(body) > most_bytes:
-            return None
-    return bytes(body)
-
-
 def _is_tool(scope: Scope) -> bool:
     return scope["method"] == "POST" and _TOOLS.fullmatch(scope["path"]) is not None
 
@@ -118,7 +110,7 @@ def _most_bytes(scope: Scope) -> int:
     return MAX_TOOL_BYTES if _is_tool(scope) else MAX_BODY_BYTES
 
 
-def _is_call(body: bytes) -> bool:
+def _is_call(body: bytearray) -> bool:
     """Return whether a body is JSON, and has a valid session name or none. Gradio keeps these names."""
     try:
         call = orjson.loads(body)

@@ -210,13 +210,12 @@ class Pictures:
         if revision.startswith("refs/pr/"):
             return None
         result, trust = self._judge(place, None)
-        if revision in ("", "main"):
-            return certificate_of(result, trust, revision)
         is_shortened = revision != result.revision and result.revision.startswith(revision.lower())
         # `lowered` keeps "contradicted", so nothing shows whether a branch leads to such a commit.
         unreached = unreached_sentence(f"{result.repo_id}@{result.revision}")
         is_strange = trust.level == "contradicted" or unreached in trust.reasons
-        return None if is_shortened or is_strange else certificate_of(result, trust, revision)
+        is_main = revision in ("", "main")
+        return certificate_of(result, trust, revision) if is_main or not (is_shortened or is_strange) else None
 
 
 def _keep(memory: dict[str, _T], most: int, place: str, answer: _T) -> None:

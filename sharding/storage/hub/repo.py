@@ -233,9 +233,9 @@ def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[Fi
 
     It carries no weights, because a Hub keeps them in its store whatever their size.
 
-    >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
+    >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000), FileEntry("d.bin", 1)]
     >>> [[file.path for file in some] for some in fit_for_commit(files)]
-    [['b', 'a'], ['c']]
+    [['b', 'a'], ['d.bin', 'c']]
     """
     fit, too_much, count = list[FileEntry](), list[FileEntry](), 0
     for file in sorted(files, key=lambda file: file.bytes):

@@ -160,6 +160,8 @@ class HubSource(Source):
             while position < end_byte:
                 with_xet = in_store and (only_xet or (self._hub.uses_xet and not self._xet_fails))
                 try:
+                    with self._lock:
+                        self.requests += 1
                     # Short ranges: hf-xet holds the bytes of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.batch_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
@@ -205,8 +207,6 @@ class HubSource(Source):
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with self._lock:
-            self.requests += 1
         url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         timeout = httpx2.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
@@ -242,7 +242,6 @@ class HubSource(Source):
         from hf_xet import XetFileInfo
 
         with self._lock:
-            self.requests += 1
             if self._group is None:
                 self._group = self._hub.download_from(self.ref.repo_id, self.ref.revision)
             group = self._group

@@ -77,9 +77,8 @@ class StagingBranch:
         with readers(RANGES_AT_ONCE) as pool:
             texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)
             notes = [parse_line(Noted, text) for text in texts]
-        records = [note.record for note in notes if note and (note.job, note.plan) == (job.id, plan_id)]
-        by_file = {record.file: record for record in records}
-        return whole(by_file, lambda record: holds(files.get(record.file), record))
+        own = {note.record.file: note.record for note in notes if note and (note.job, note.plan) == (job.id, plan_id)}
+        return whole(own, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
         """Create the branch at commit `parent`, and write on it only which job it belongs to."""
