@@ -1,7 +1,8 @@
 """Re-shard a checkpoint from start to finish: read headers, plan, transfer, verify, report, publish.
 
-A source or destination is a folder, or a repo `owner/name` on the Hub at `endpoint` (HF_ENDPOINT, if it is None).
-`token` is your login there. With None you are an anonymous visitor. Sizes are in bytes, and times in seconds.
+A source is a folder, or `owner/name[@revision][/folder]` on the Hub at `endpoint` (HF_ENDPOINT, if it is None). A
+destination is a folder, or `owner/name`. `token` is your login there. With None you are an anonymous visitor. Sizes are
+in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
 work only while you ask for the next event. Nothing here prints.
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 from sharding.checkpoint.documents import read_card_base
@@ -20,15 +21,7 @@ from sharding.checkpoint.read import read_checkpoint, read_inputs
 from sharding.checkpoint.trained import compare_with_base
 from sharding.core.dtypes import torch_name
 from sharding.core.environment import hub_endpoint
-from sharding.core.errors import (
-    DestinationError,
-    OverflowRefused,
-    Refused,
-    Remedy,
-    ShardingError,
-    SourceError,
-    UsageError,
-)
+from sharding.core.errors import OverflowRefused, Refused, ShardingError, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.extras import require
 from sharding.core.limits import ARCHITECTURE_SECONDS, DEFAULT_MAX_SHARD_SIZE, MAX_TENSORS, ROUNDS
@@ -37,11 +30,11 @@ from sharding.core.options import Options as Options
 from sharding.core.options import Request as Request
 from sharding.core.origin import Place, Role
 from sharding.core.protocols import Destination, Discarded, Inputs
-from sharding.core.values import Content, Finding, Plan, ShardRecord, StagedJob
+from sharding.core.values import Content, Plan, StagedJob
 from sharding.drawing.map_svg import save_picture
 from sharding.fleet.crew import Crew
 from sharding.fleet.ray_workers import ray_workers
-from sharding.formats.file_formats import format_of
+from sharding.formats.file_formats import file_bytes
 from sharding.loading.classic import prepared_classic
 from sharding.loading.compare import compare_loads, compare_staged, refuse_incomparable
 from sharding.loading.compare import how_to_load as how_to_load
@@ -49,26 +42,24 @@ from sharding.loading.costs import Compared, Probed, middle_run
 from sharding.loading.measure import Load
 from sharding.model_class.architecture import ask_architecture
 from sharding.planning.alike.alike import named_like
-from sharding.planning.alike.told import MEND, advised
+from sharding.planning.alike.told import unlike_base
 from sharding.planning.dequantize import offering, ordinary
 from sharding.planning.devices import DevicePlan, parse_budgets, plan_devices
 from sharding.planning.plan import as_read, counted, identify_plan, planned
 from sharding.report.comparison import draw_memory
 from sharding.report.files import read_card, write_beside
-from sharding.report.report import files_written, make_report
-from sharding.report.schema import Report, Resources
+from sharding.report.report import files_written, make_report, resources_of
+from sharding.report.schema import Report
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.guard import waiting_seconds
-from sharding.storage.locate import find_destination, open_destination, open_inputs
-from sharding.storage.names import is_folder, parse_address
+from sharding.storage.locate import find_destination, open_inputs, open_job
+from sharding.storage.names import parse_address
+from sharding.transfer.lanes import measured
 from sharding.transfer.stream import Prepared, transfer
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from sharding.verify.sampled import sampled_ahead, sampling, verify_stated
-from sharding.verify.staged import ReadingBack, check_kept, compare_with_original, reading_back, verify_staged
+from sharding.verify.staged import check_kept, compare_with_original, reading_back, verify_staged
 from sharding.verify.stated import noting, sources_to_read
 from sharding.verify.verify import verify as verify
-
-_T = TypeVar("_T")
 
 Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
 
@@ -76,9 +67,7 @@ Event = Planned | Progress | ShardFinished | Verified | Probed | Compared | Publ
 def inspect(source: str, *, endpoint: str | None = None, token: str | None = None, **chosen: Any) -> Content:
     """Return the tensors, files and findings of `source`. Reads headers only, and weights if a merge depends on it.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `chosen`: options of `Options` by their names: `variant`, and those that name another input, whose headers count.
-
+    `chosen` are options of `Options` by name: `variant`, and those that name another input, whose headers count.
     Raises SourceError if `source` is no checkpoint that can be streamed, TooManyTensors, and UsageError.
     """
     options, hub = Options(**chosen), _hub(endpoint, token)
@@ -111,16 +100,12 @@ def plan(
 ) -> tuple[Content, Plan]:
     """Return the content of a source and the plan of its copy. Reads no weights and writes nothing.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-
-    Raises UsageError, SourceError, and Refused if an extra is missing.
+    `options` say what the copy is like, or just the size of its files ("200MB"). Raises UsageError, SourceError, and
+    Refused if an extra is missing.
     """
     options = Options(options) if isinstance(options, str) else options
-    for what, extra in options.extras():
-        require(what, extra)
     request = Request(source, "", options)
-    request.refuse_contradictions()
+    _refuse(request)
     origin = open_inputs(request.inputs, _hub(endpoint, token))
     checkpoint = offering(_read(origin, options))
     plan = planned(checkpoint, options)
@@ -138,10 +123,8 @@ def shard(
 ) -> Generator[Event, None, None]:
     """Re-shard a checkpoint.
 
-    - `source`: a folder, or `owner/name[@revision][/folder]`.
-    - `destination`: a folder, or `owner/name`.
-    - `options`: what the copy is like, or just the size of its files ("200MB").
-    - `chosen`: the other options of a job, by the names of the fields of `Request`: `private=True` for example.
+    `options` say what the copy is like, or just the size of its files ("200MB"). `chosen` are the other options of a
+    job, by the names of the fields of `Request`: `private=True` for example.
 
     Yields events, and the `Report` last. The result is published only if the verification finds it identical. If the
     job ends early (you close the generator, an exception, a kill), the same call goes on from the finished shards.
@@ -169,111 +152,100 @@ generator, which would hold the destination for ever."""
 
 
 def _run(request: Request, endpoint: str | None, token: str | None) -> Generator[Event, None, None]:
-    request.refuse_contradictions()
-    for what, extra in request.extras():
-        require(what, extra)
-    options, classic, compare_rounds = request.options, request.engine == "classic", request.compare_rounds
-    if options.rank is not None and not is_folder(request.destination):
-        message = "The part of one rank is not a complete model, so it cannot be a repo."
-        raise UsageError(message, "Name a folder, such as ./part.")
-    if (is_stated := request.proof == "stated") and is_folder(request.destination):
-        hint = "Have the folder read again, as usual, or write to a repo of a Hub."
-        raise UsageError("A folder states no hashes, so nothing can be compared with them.", hint)
+    _refuse(request)
     hub = _hub(endpoint, token)
-    origin, target = _open(request, hub)
+    origin, target = open_job(request, hub)
     with Meter() as meter, closing(target), ExitStack() as stack:
-        crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
-        reader = crew or ThisMachine()
-        if classic:
-            prepared = stack.enter_context(prepared_classic(origin, options))
-        else:
-            noted = noting(origin.sources)
-            checkpoint = _read(origin.through(noted), options)
-            plan = planned(checkpoint, options)
-            checkpoint = as_read(checkpoint, plan)
-            prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
-        card = read_card(origin)
-        checkpoint, plan = prepared.checkpoint, prepared.plan
-        checkpoint = replace(
-            checkpoint,
-            findings=(*checkpoint.findings, *card.findings),
-            side_files=tuple(file for file in checkpoint.side_files if file.path not in plan.unfit),
-        )
-        alone = refuse_incomparable(checkpoint, origin) if compare_rounds else ""
-        yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
-
-        plan_id = identify_plan(plan)
-        if request.expect and plan_id != request.expect:
-            message = f"The plan has the id {plan_id}, but you expect {request.expect}."
-            raise Refused(message, "The source or the options have changed. Look at the plan again.")
-        if is_stated:
-            prepared = replace(prepared, plan=sampling(plan))
-        checking = check_kept(target, prepared, plan_id, origin, reader, always=is_stated)
-        kept = yield from _measured(checking, target, meter, hub)
-        with _discarded_if_fruitless(target):
-            job = StagedJob(plan_id, origin.ref, options)
-            ours = files_written(plan, has_picture=bool(compare_rounds))
-            theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
-            target.prepare(job, kept.values(), _bytes_to_write(checkpoint, plan, kept), ours, theirs)
-            moving = transfer(prepared, target, kept, reader.move)
-            back: ReadingBack | None = None
-            if is_stated:
-                ahead = sampled_ahead(prepared.plan, kept, target, stack) if not crew else {}
-                records = yield from _measured(moving, target, meter, hub)
-            else:
-                moved = reading_back(moving, prepared, origin, kept, target, reader, stack)
-                records, back = yield from _measured(moved, target, meter, hub)
-            prepared = replace(prepared, plan=counted(plan, records))
-            plan = prepared.plan
-            if is_stated:
-                verification = verify_stated(prepared, records, ahead, target, meter, len(kept))
-            else:
-                proving = verify_staged(prepared, origin, records, back, target, meter, reader, kept)
-                verification = yield from _measured(proving, target, meter, hub)
-            if classic and options.dtype == "keep":
-                verification = yield from compare_with_original(verification, plan, records, origin)
-            yield Verified(verification)
-
-            resources = _resources(meter, prepared, target, crew)
-            comparison = None
-            if compare_rounds and verification.may_be_published:
-                comparison = yield from compare_staged(plan, records, origin, target, compare_rounds, alone)
-            told = prepared.original or checkpoint
-            report = make_report(
-                checkpoint=replace(told, side_files=checkpoint.side_files, findings=checkpoint.findings),
-                plan=plan,
-                plan_id=plan_id,
-                records=records,
-                verification=verification,
-                resources=resources,
-                destination=target.ref,
-                engine=request.engine,
-                overflowed={name: count for record in records.values() for name, count in record.overflowed.items()},
-                comparison=comparison,
-                fleet=crew.cost if crew else None,
-            )
-            if verification.may_be_published:
-                beside = write_beside(report, checkpoint, plan, records, origin, card, hub)
-                side_files = [file for file in checkpoint.side_files if file.path not in beside]
-                yield target.publish(records, side_files, origin, beside)
-            else:
-                target.discard()
+        steps = _steps(request, origin, target, meter, hub, stack)
+        report = yield from measured(steps, target, meter, hub)
     yield report
+
+
+def _steps(
+    request: Request, origin: Inputs, target: Destination, meter: Meter, hub: Hub, stack: ExitStack
+) -> Generator[Event, None, Report]:
+    """Do a job between `origin` and `target`. What goes on in other threads or processes ends with `stack`."""
+    options, is_stated = request.options, request.proof == "stated"
+    crew = Crew(stack.enter_context(ray_workers())) if request.workers else None
+    reader = crew or Reader()
+    if request.engine == "classic":
+        prepared = stack.enter_context(prepared_classic(origin, options))
+    else:
+        noted = noting(origin.sources)
+        checkpoint = _read(origin.through(noted), options)
+        plan = planned(checkpoint, options)
+        checkpoint = as_read(checkpoint, plan)
+        prepared = Prepared(sources_to_read(origin, noted, checkpoint, plan), checkpoint, plan)
+    card = read_card(origin)
+    checkpoint, plan = prepared.checkpoint, prepared.plan
+    checkpoint = replace(
+        checkpoint,
+        findings=(*checkpoint.findings, *card.findings),
+        side_files=tuple(file for file in checkpoint.side_files if file.path not in plan.unfit),
+    )
+    alone = refuse_incomparable(checkpoint, origin) if request.compare_rounds else ""
+    yield Planned(replace(checkpoint, findings=(*checkpoint.findings, *target.findings)), plan)
+
+    plan_id = identify_plan(plan)
+    if request.expect and plan_id != request.expect:
+        message = f"The plan has the id {plan_id}, but you expect {request.expect}."
+        raise Refused(message, "The source or the options have changed. Look at the plan again.")
+    if is_stated:
+        prepared = replace(prepared, plan=sampling(plan))
+    kept = yield from check_kept(target, prepared, plan_id, origin, reader, always=is_stated)
+    with _discarded_if_fruitless(target):
+        ours = files_written(plan, has_picture=bool(request.compare_rounds))
+        theirs = [file.path for file in checkpoint.side_files if file.path not in ours]
+        new_bytes = sum(file.bytes for file in checkpoint.side_files)
+        new_bytes += sum(file_bytes(plan, shard) for shard in plan.shards if shard.file not in kept)
+        target.prepare(StagedJob(plan_id, origin.ref, options), kept.values(), new_bytes, ours, theirs)
+        moving = transfer(prepared, target, kept, reader.move)
+        arriving = None if crew else target.open_arriving(kept)
+        if is_stated:
+            ahead = sampled_ahead(prepared.plan, arriving, stack)
+            records = yield from moving
+            plan = counted(prepared.plan, records)
+            verification = verify_stated(replace(prepared, plan=plan), records, ahead, target, meter, len(kept))
+        else:
+            records, back = yield from reading_back(moving, prepared, origin, arriving, stack)
+            plan = counted(plan, records)
+            verification = yield from verify_staged(
+                replace(prepared, plan=plan), origin, records, back, target, meter, reader, kept
+            )
+        if request.engine == "classic" and options.dtype == "keep":
+            verification = yield from compare_with_original(verification, plan, records, origin)
+        yield Verified(verification)
+
+        resources = resources_of(prepared, target, meter, crew.spent if crew else None)
+        comparison = None
+        if request.compare_rounds and verification.may_be_published:
+            comparison = yield from compare_staged(plan, records, origin, target, request.compare_rounds, alone)
+        told = prepared.original or checkpoint
+        report = make_report(
+            replace(told, side_files=checkpoint.side_files, findings=checkpoint.findings),
+            *(plan, plan_id, records, verification, resources),
+            destination=target.ref,
+            engine=request.engine,
+            comparison=comparison,
+            fleet=crew.cost if crew else None,
+        )
+        if verification.may_be_published:
+            beside = write_beside(report, checkpoint, plan, records, origin, card, hub)
+            side_files = [file for file in checkpoint.side_files if file.path not in beside]
+            yield target.publish(records, side_files, origin, beside)
+        else:
+            target.discard()
+    return report
 
 
 def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub) -> Content:
     """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
-    sentences: tuple[str, ...] = ()
     with suppress(ShardingError):  # the base may be a secret, gone, or no model
         if named := read_card_base(origin):
-            sentences = advised(checkpoint, read_checkpoint(open_inputs({"model": named}, hub)), (source, named))
-    if not sentences:
-        return checkpoint
-    hint = next((sentence for sentence in sentences if sentence.startswith(MEND)), "")
-    reasons = " ".join(sentence for sentence in sentences if sentence != hint)
-    message = f"It may not load where {named} does, which its card names as its base. {reasons}"
-    finding = Finding("warning", "unlike-base", message, hint)
-    return replace(checkpoint, findings=(*checkpoint.findings, finding))
+            base = read_checkpoint(open_inputs({"model": named}, hub))
+            findings = (*checkpoint.findings, *unlike_base(checkpoint, base, (source, named)))
+            return replace(checkpoint, findings=findings)
+    return checkpoint
 
 
 def devices(
@@ -330,7 +302,7 @@ def compare(
 
 def check(request: Request, *, endpoint: str | None = None, token: str | None = None) -> None:
     """Check a request: raise what `run` would raise before it reads a header. Changes nothing."""
-    _, target = _open(replace(request, restart=False), _hub(endpoint, token))
+    _, target = open_job(replace(request, restart=False), _hub(endpoint, token))
     target.close()
 
 
@@ -346,27 +318,6 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
         return target.discard()
 
 
-def _open(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
-    private = request.private
-    origin = open_inputs(request.inputs, hub)
-    if origin.is_private and private is False and not request.confirmed:
-        named = zip(request.inputs.values(), origin.sources, strict=True)
-        hidden = next(name for name, source in named if source.is_private)
-        message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
-        hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
-        raise DestinationError(message, hint, Remedy("make_private"))
-    if private is None:  # as the source, so that a job never makes public what was not
-        is_hidden = None if request.confirmed or origin.is_private is None else True
-        private = False if origin.is_private is False else is_hidden
-    target = open_destination(request, hub, origin, private)
-    try:
-        target.check(origin.ref)
-    except BaseException:
-        target.close()
-        raise
-    return origin, target
-
-
 def _read(origin: Inputs, options: Options, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
     """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
     checkpoint = read_inputs(origin, options.variant, most_tensors, most_bytes, options.format)
@@ -378,33 +329,15 @@ def _read(origin: Inputs, options: Options, most_tensors: int = MAX_TENSORS, mos
     return compare_with_base(named_like(checkpoint, trained), trained, after.tensors if after else None)
 
 
+def _refuse(request: Request) -> None:
+    """Raise UsageError for options that contradict each other, and Refused if they need an extra that is missing."""
+    request.refuse_contradictions()
+    for what, extra in request.extras():
+        require(what, extra)
+
+
 def _hub(endpoint: str | None, token: str | None) -> Hub:
     return Hub(endpoint or hub_endpoint(), token)
-
-
-def _measured(
-    phase: Generator[Progress | ShardFinished, None, _T] | Generator[Progress, None, _T],
-    target: Destination,
-    meter: Meter,
-    hub: Hub,
-) -> Generator[Progress | ShardFinished, None, _T]:
-    """Yield the events of a phase, and add to its progress what the job costs so far. Return what the phase returns."""
-    with closing(phase):
-        while True:
-            try:
-                event = next(phase)
-            except StopIteration as end:
-                result: _T = end.value
-                return result
-            if isinstance(event, Progress):
-                event = replace(
-                    event,
-                    anon_bytes=meter.anon_bytes,
-                    waiting_seconds=waiting_seconds(hub.endpoint),
-                    bytes_uploaded=event.bytes_uploaded + target.bytes_uploaded,
-                    bytes_deduplicated=event.bytes_deduplicated + target.bytes_deduplicated,
-                )
-            yield event
 
 
 @contextmanager
@@ -422,23 +355,3 @@ def _discarded_if_fruitless(target: Destination) -> Iterator[None]:
             if isinstance(error, ShardingError):
                 error.hint = f"{error.hint} {remark}".strip()
         raise
-
-
-def _bytes_to_write(checkpoint: Content, plan: Plan, kept: Mapping[str, ShardRecord]) -> int:
-    shards = (shard for shard in plan.shards if shard.file not in kept)
-    pieces = (piece for shard in shards for piece in format_of(plan).pieces(plan, shard))
-    beside = sum(file.bytes for file in checkpoint.side_files)
-    return beside + sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
-
-
-def _resources(meter: Meter, prepared: Prepared, target: Destination, crew: Crew | None) -> Resources:
-    here = Resources(
-        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes),
-        seconds=meter.seconds,
-        bytes_read=sum(source.bytes_read for source in prepared.sources),
-        read_requests=sum(source.requests for source in prepared.sources),
-        bytes_uploaded=target.bytes_uploaded,
-        bytes_deduplicated=target.bytes_deduplicated,
-        disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
-    )
-    return replace(here + crew.spent, seconds=here.seconds) if crew else here

@@ -227,8 +227,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., 
 
     servers: list[Server] = []
 
-    def start(*options: str) -> "Server":
-        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start())
+    def start(*options: str, **more: Any) -> "Server":
+        servers.append(Server(tmp_path_factory.mktemp("hub"), options).start(**more))
         return servers[-1]
 
     yield start

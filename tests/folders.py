@@ -16,7 +16,7 @@ from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.report.schema import Report
 from sharding.storage.folder_writing import RECORD
-from sharding.storage.records import parse_record
+from sharding.storage.records import parse_line
 from tests.conftest import listing, options_of, random_tensors
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def staged(out: Path) -> Path:
 
 def recorded_in(out: Path) -> dict[str, ShardRecord]:
     """The finished shards of the job in a folder, whatever plan it follows."""
-    records = [parse_record(path.read_bytes()) for path in staged(out).glob(f"*{RECORD}")]
+    records = [parse_line(ShardRecord, path.read_bytes()) for path in staged(out).glob(f"*{RECORD}")]
     assert all(records), "a record is there whole or not at all"
     return {record.file: record for record in records if record}
 

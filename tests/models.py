@@ -137,3 +137,12 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
     with torch.no_grad():
         output: torch.Tensor = model(**inputs(model))[0]
     return output
+
+
+def loaded_logits(folder: Path, *may: str) -> torch.Tensor:
+    """Return the logits of a model that loads from `folder` without any trouble but what it `may` have."""
+    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert [kind for kind, names in told.items() if names and kind not in may] == []
+    found = logits(model.eval())
+    assert found.isfinite().all()
+    return found

@@ -30,6 +30,7 @@ from sharding.formats.model_card import ModelCard
 from sharding.loading.costs import Comparison, LoadCost, Prediction, Probed, Verdict
 from sharding.page import job_panels, panels
 from sharding.page.comparison_panels import differences_panel, likeness_panel
+from sharding.page.render import render
 from sharding.page.result_panels import Places, details_panel, result_panel
 from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan, device_snippet
@@ -165,7 +166,7 @@ def panels_of(name: str) -> Iterable[str]:
     source, plan, report = cut.source, cut.plan, cut.report
     trust, places = Trust("claims", (name,), (name,)), Places(name, "", "")
     yield panels.map_panel(map_of_plan(source, plan), name, name)
-    yield panels.tensors_panel(name, [(tensor, name) for tensor in source.tensors])
+    yield render("tensors", title=name, other="To file", tensors=[(tensor, name) for tensor in source.tensors])
     yield panels.shards_panel(replace(plan, shards=(replace(plan.shards[0], file=name),)), FORECAST)
     yield panels.shards_panel(result(name, PIPED).plan, FORECAST)
     card = SourceCard(name, "0" * 40, "http://hub/it", name, False, False)
@@ -244,17 +245,17 @@ def test_names_at_a_terminal_cannot_steer_it(name: str) -> None:
     shown = Verification(1, 1, 1.0, READ, (Mismatch(name, name),), cut.plan.made, unreached=(name,))
     numbers = replace(shown, differences=(Difference(name, 1.0, 1.0, 0.5, 0.5, name),))
     lines: list[Callable[..., object]] = [
-        lambda view: view.checkpoint(cut.source),
-        lambda view: view.plan(result(name, PIPED).plan),
-        lambda view: view.recipes({name: name}),
+        lambda view: view.event(cut.source),
+        lambda view: view.event(((), result(name, PIPED).plan, None)),
+        lambda view: view.event(((), cut.plan, {name: name})),
         lambda view: view.event(Verified(numbers)),
         lambda view: view.event(Published(Place("hub", name, ""), name, name)),
         lambda view: view.event(replace(cut.report, overflowed={name: 1}, destination=Place("folder", name, ""))),
         lambda view: view.event(ShardFinished(name, 4, "0", 1, 1, kept=True)),
         lambda view: view.error(Refused(name, name)),
         lambda view: view.findings([Finding("warning", "x", name, name)]),
-        lambda view: view.discarded(Discarded(True, False, name)),
-        lambda view: view.devices(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
+        lambda view: view.event(Discarded(True, False, name)),
+        lambda view: view.event(DevicePlan(name, (name,), 3, (), {name: "cpu"}, f"# {name}", name)),
         lambda view: view.comparison(Comparison(*LOADED, (), (), Verdict("gain", None, name), ONE, name, name)),
         lambda view: view.event(Probed("original", 1, 1, LoadCost("failed", name, *FAILED))),
     ]

@@ -18,12 +18,12 @@ DOWN = (
 APART = {
     "localhub": (),
     "demo": ("localhub",),
-    "loading.probe": ("model_class.transformers_class", "core.environment", "core.allowance"),
+    "loading.probe": ("model_class.transformers_class", "core.environment", "core.allowance", "core.meter"),
 }
 """Reached over HTTP, or run as a process: what each may import that is not its own."""
 CHILDREN = {"loading.classic_child", "model_class.meta_model"}
 """Run as processes too."""
-_PURE = "made", "options", "origin", "recipe", "text", "values", "verification"
+_PURE = "made", "option", "options", "origin", "recipe", "text", "values", "verification"
 DECIDE = ("planning.", "formats.", "recipes.", *(f"core.{room}" for room in _PURE))
 WORLD = {"os", "shutil", "socket", "subprocess", "time", "tempfile", "threading", "httpx", "requests"}
 

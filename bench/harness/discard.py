@@ -18,7 +18,7 @@ from sharding.formats.file_formats import format_of
 from sharding.planning.plan import plan_shards
 from sharding.recipes.stored import place_of
 from sharding.transfer.stream import expected_digests
-from sharding.verify.digests import ThisMachine, compare
+from sharding.verify.digests import Reader, compare
 from tests.tensors import stored_tensor
 
 _FILE = "model.safetensors"
@@ -79,9 +79,9 @@ def main() -> None:
     tensors = list(tensors_of(arguments.bytes))
     source = Generated(place_of(tensors[-1]).end_byte)
     plan = plan_shards(tensors, Options(arguments.max_shard_size))
-    records = _end(ThisMachine().digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
+    records = _end(Reader().digest_shards(plan.shards, partial(format_of(plan).pieces, plan), [source]))
     assert list(records) == [shard.file for shard in plan.shards]
-    found = _end(ThisMachine().digest_tensors(source, tensors))
+    found, _ = _end(Reader().digest_tensors([source], tensors))
     assert not compare(expected_digests(plan.shards, records), found)
     print(len(records), plan.total_bytes)
 

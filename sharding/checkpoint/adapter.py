@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from blake3 import blake3
@@ -56,21 +57,19 @@ def with_adapter(
     if own := [path for path in paths if path == ADAPTER_NAME or path.startswith("adapter_model.")]:
         message = f"Left out: {name_some(own)}, which transformers would load on top of the merged weights."
         findings.append(Finding("info", "left-out", message))
+    touches = any(_WORDS.search(tensor.name) for tensor in adapter.tensors)
     return replace(
         checkpoint,
         side_files=tuple(file for file in checkpoint.side_files if file.path not in own),
         copied_weights=tuple(file for file in checkpoint.copied_weights if file.path not in own),
         findings=tuple(findings),
         others=(*checkpoint.others, adapter),
-        head_is_copy=head_is_copy(
-            checkpoint, origin, most_bytes, touches=any(_WORDS.search(one.name) for one in adapter.tensors)
-        ),
+        head_is_copy=head_is_copy(checkpoint, origin, most_bytes, touches=touches),
         unreached=origin.unreached,
     )
 
 
 def _missed(source: Source) -> Iterator[Finding]:
-    """Yield a warning for the weight files beside the adapter that a merge does not use."""
     missed: dict[str, list[str]] = {}
     for path in (file.path for file in source.files):
         if not folder_of(path) and may_be_missed(path):
@@ -90,18 +89,15 @@ def stored_heads(config: Any) -> tuple[str, ...]:
 def head_is_copy(checkpoint: Content, origin: Inputs, most_bytes: int | None, *, touches: bool = True) -> bool | None:
     """Return whether a head and its embeddings are stored with the same bytes; None if that is not read."""
     config = parsed_json(checkpoint.configs.get("", "{}"))
-    is_tied = ties(config)
-    heads = stored_heads(config)
+    is_tied, endings = ties(config), tuple(f".{name}" for name in stored_heads(config))
     if is_tied is False or (is_tied is None and not touches):
         return None
+    heads = [tensor for tensor in checkpoint.tensors if f".{tensor.name}".endswith(endings)]
     embeddings = [tensor for tensor in checkpoint.tensors if EMBEDDINGS.search(tensor.name)]
-    for head in (
-        tensor for tensor in checkpoint.tensors if f".{tensor.name}".endswith(tuple(f".{name}" for name in heads))
-    ):
-        for tensor in embeddings:
-            if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
-                _refuse_reading(f"whether {head.name} and {tensor.name} are equal", 2 * head.bytes, most_bytes)
-                return _digest(tensor, origin) == _digest(head, origin)
+    for head, tensor in product(heads, embeddings):
+        if (tensor.dtype, tensor.shape) == (head.dtype, head.shape):
+            _refuse_reading(f"whether {head.name} and {tensor.name} are equal", 2 * head.bytes, most_bytes)
+            return _digest(tensor, origin) == _digest(head, origin)
     return None
 
 

@@ -25,14 +25,10 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASC
 _ROUTERS = ("Router", "Asym")
 """Modules of sentence-transformers (6.2) with more modules in the folders below them. `Asym` is the old name."""
 _OF_TASK = {
-    "CAUSAL_LM": "AutoPeftModelForCausalLM",
-    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
-    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
-    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
-    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
-    "FEATURE_EXTRACTION": "AutoPeftModelForFeatureExtraction",
-}
-"""The class of peft 0.21 for each task of an adapter. Its plain class refuses adapters that name a task."""
+    "CAUSAL_LM": "CausalLM", "SEQ_2_SEQ_LM": "Seq2SeqLM", "SEQ_CLS": "SequenceClassification",
+    "TOKEN_CLS": "TokenClassification", "QUESTION_ANS": "QuestionAnswering", "FEATURE_EXTRACTION": "FeatureExtraction",
+}  # fmt: skip
+"""The end of the class of peft 0.21 for each task of an adapter. Its plain class refuses adapters that name a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,7 @@ class Documents:
             if isinstance(name, str) and not name_problem(name):
                 return name
         task = as_object(self.adapter).get("task_type") if self.config is None else None
-        return _OF_TASK.get(task) if isinstance(task, str) else None
+        return f"AutoPeftModelFor{_OF_TASK[task]}" if isinstance(task, str) and task in _OF_TASK else None
 
     @property
     def weights_named(self) -> str | None:

@@ -68,9 +68,8 @@ def read_models(source: Files, variant: str, most_tensors: int = MAX_TENSORS) ->
         keys = {key: same.setdefault(value, value) for key, value in header.keys.items()}
         texts = {gguf.text_in(keys, key) for key in (b"general.type", b"general.architecture")}
         head = GgufHead(keys, len(parts), len(held), () if more else _raw(source, first.file, header))
-        components.append(
-            Component(files[first.file], name, gguf.tag_of(name), not texts.isdisjoint(_WHOLE), {}, gguf=head)
-        )
+        is_whole = not texts.isdisjoint(_WHOLE)
+        components.append(Component(files[first.file], name, gguf.tag_of(name), is_whole, {}, gguf=head))
         tensors += held
     if not tensors:
         raise SourceError("The GGUF files contain no tensors.", "Use a model that has weights.")

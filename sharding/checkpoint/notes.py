@@ -1,7 +1,7 @@
 """Read few bytes in many places of files, such as those that say how quantized weights lie."""
 
 from bisect import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Files
@@ -13,19 +13,15 @@ from sharding.recipes.stored import Stored
 MAX_NOTE_BYTES = 4096
 
 
-def read_notes(source: Files, tensors: Iterable[Tensor]) -> dict[str, bytes]:
+def read_notes(source: Files, tensors: Sequence[Tensor]) -> dict[str, bytes]:
     """Return the bytes of the tensors without which nobody knows the shapes of others, by name. Raises SourceError."""
-    noted = [tensor for tensor in tensors if NOTES.search(tensor.name)]
     # With a scale for each few columns, the scales tell how many columns there are.
-    of_channels = {
-        tensor.name
-        for tensor in (tensors if noted else ())
-        if tensor.name.endswith(".weight_scale") and tensor.shape[1:] in ((), (1,))
-    }
+    scales = (tensor for tensor in tensors if tensor.name.endswith(".weight_scale"))
+    of_channels = {scale.name for scale in scales if scale.shape[1:] in ((), (1,))}
     wanted = {
         tensor.name: (tensor.recipe.file, tensor.recipe.start_byte, tensor.recipe.end_byte)
-        for tensor in noted
-        if isinstance(tensor.recipe, Stored) and 0 < tensor.bytes <= MAX_NOTE_BYTES
+        for tensor in tensors
+        if NOTES.search(tensor.name) and isinstance(tensor.recipe, Stored) and 0 < tensor.bytes <= MAX_NOTE_BYTES
         if not tensor.name.endswith("_shape") or f"{tensor.name.removesuffix('_shape')}_scale" in of_channels
     }
     return dict(zip(wanted, read_ranges(source, list(wanted.values()), JOIN_GAP_BYTES), strict=True))
@@ -43,6 +39,6 @@ def read_ranges(source: Files, ranges: Sequence[tuple[str, int, int]], join_gap_
         else:
             runs.append((file, start, end))
     with readers(source.ranges_at_once) as pool:
-        data = list(pool.map(lambda run: b"".join(source.read(*run)), runs))
+        data = list(pool.map(lambda run: b"".join(source.read(*run) if run[1] < run[2] else ()), runs))
     found = [(bisect(runs, (file, start, 1 << 63)) - 1, start, end) for file, start, end in ranges]
     return [data[at][start - runs[at][1] : end - runs[at][1]] for at, start, end in found]

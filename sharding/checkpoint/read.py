@@ -30,7 +30,7 @@ from sharding.formats.index import Index, compare_with_index, parse_index
 from sharding.formats.names import CONFIG_NAME, POINTER, POINTER_BYTES, USUAL_POINTER, what_is
 from sharding.formats.peft_config import named_base
 from sharding.formats.quantization import WEIGHTS_NAMED, dtype_of_first, quantization_of
-from sharding.recipes.views import from_source
+from sharding.recipes.laid import from_source
 
 _TEXT = re.compile(r"(?<!tokenizer)\.json$|\.(?:jinja|jsonl|md|py|txt|yaml|yml)$")
 """Names of files that Git LFS rarely holds. Large tokenizers are often there."""
@@ -78,11 +78,11 @@ def read_checkpoint(
     folders = by_folder(by_path)
     documents, layout = read_layout(source, folders)
     refuse_links(source.links_out, layout.folders)
-    selection = find_sets(folders, layout, documents.weights_named, variant)
-    components, findings = [], list(selection.findings)
+    sets, copied, findings, passed_over = find_sets(folders, layout, documents.weights_named, variant)
+    components = []
     weight_files: list[FileEntry] = []
     tensors: list[Tensor] = []
-    for weight_set in selection.sets:
+    for weight_set in sets:
         component, files, inside, remarks = _read_component(source, weight_set, most_tensors)
         if reason := why_one_file(layout.library, weight_set, [tensor.name for tensor in inside]):
             component, remark = _in_one_file(component, weight_set, reason)
@@ -98,16 +98,15 @@ def read_checkpoint(
     if len({tensor.name for tensor in tensors}) < len(tensors):  # "/" in a name may look like a folder
         raise SourceError("Tensors of two folders have the same name.", "Rename one of them, and its folder.")
     findings += remarks_on(tensors)
-    is_adapter = all(weight_set.stem == "adapter_model" for weight_set in selection.sets)
+    is_adapter = all(weight_set.stem == "adapter_model" for weight_set in sets)
     if is_adapter:
         findings += _adapter_alone(documents.adapter, str(source.folder or source.ref.name))
-    of_ranks = {path for weight_set in selection.sets for path in weight_set.ranks}
-    indexes = {weight_set.index for weight_set in selection.sets if weight_set.index and weight_set.takes_index}
+    of_ranks = {path for weight_set in sets for path in weight_set.ranks}
+    indexes = {weight_set.index for weight_set in sets if weight_set.index and weight_set.takes_index}
     taken = {file.path for file in weight_files} | indexes | of_ranks
     refuse_unfinished(by_path, taken)
-    side_files, left_out = sort_files(
-        source.files, taken, selection.copied, layout.folders.keys(), is_trained=bool(of_ranks)
-    )
+    is_run = bool(of_ranks)
+    side_files, left_out = sort_files(source.files, taken, copied, layout.folders, is_trained=is_run)
     _refuse_unreadable(source, side_files)
     configs = read_configs(source, [component.folder for component in components])
     _refuse_other_names(configs, taken)
@@ -119,14 +118,14 @@ def read_checkpoint(
         components=tuple(components),
         weight_files=tuple(replace(file, path=file.at, place="") for file in weight_files),
         side_files=side_files,
-        copied_weights=tuple(file for file in side_files if file.path in selection.copied),
+        copied_weights=tuple(file for file in side_files if file.path in copied),
         findings=(*findings, *left_out),
         architecture=documents.architecture,
         library=layout.library,
         configs=configs,
-        other_variants=selection.passed_over,
+        other_variants=passed_over,
         other_weights=other_weights(source.files, taken | {file.path for file in side_files}),
-        of_ranks=bool(of_ranks),
+        of_ranks=is_run,
         unreached=source.unreached,
         has_twice=any(finding.code == "stored-twice" for finding in findings),
         notes=read_notes(source, tensors),

@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 from sharding.checkpoint.foreign import refuse_foreign_names
-from sharding.checkpoint.readers.reader import Found
 from sharding.core.errors import SourceError
+from sharding.core.protocols import Files
 from sharding.core.text import count, format_bytes, name_some
 from sharding.core.values import FileEntry, Finding, Tensor
 from sharding.formats.names import CONFIG_NAME
@@ -24,7 +24,7 @@ _STATE_OR_MODULE = {
 _WRAPPERS = {"model", "module", "state_dict", "model_state_dict", "model_state"}
 """Keys under which trainers save the weights. Inside them, the keys above are modules."""
 _AROUND = {"app", "state"}  # Keys under which trainers save everything, model and state.
-_WRAPPING_MODULES = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPING_MODULES = re.compile(r"_orig_mod\.|_(?:fsdp|checkpoint)_wrapped_module\.")
 """Names that torch.compile, FSDP and activation checkpointing add when they wrap a module."""
 _MOMENTS = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 """What optimizers keep for each tensor (torch 2.13). Everything under their key is training state."""
@@ -120,9 +120,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     {'model.norm.weight': 'model.norm.weight', 'model.layers.0._orig_mod.mlp.weight': 'model.layers.0.mlp.weight'}
     """
     names = list(names)
-    short = names
-    for module in _WRAPPING_MODULES:
-        short = [name.replace(module, "") for name in short]
+    short = [_WRAPPING_MODULES.sub("", name) for name in names]
     while prefix := next((prefix for prefix in ("module.", "state_dict.", "model.") if _is_wrapped(short, prefix)), ""):
         short = [name.removeprefix(prefix) for name in short]
     return dict(zip(names, short, strict=True))
@@ -161,9 +159,8 @@ def remarks_on(tensors: Sequence[Tensor]) -> Iterator[Finding]:
         if wrapper == _DDP and len(names) < len(tensors):
             continue  # it wraps the whole model, so a part of it may well have that name
         message = f"{_some(names)} names that {wrapper} makes, so no library finds them: {name_some(names)}."
-        yield Finding(
-            "warning", "wrapped-names", message, "Save what the wrapper holds. Or add --like with the original model."
-        )
+        hint = "Save what the wrapper holds. Or add --like with the original model."
+        yield Finding("warning", "wrapped-names", message, hint)
 
 
 def _some(names: list[str]) -> str:
@@ -192,7 +189,7 @@ _STEP = re.compile(r"(?:^|/)(?:global_step|iter|checkpoint|step)[-_]?0*(\d+)(?:/
 
 
 def findings_on_run(
-    found: Found,
+    source: Files,
     files: Sequence[FileEntry],
     tensors: Iterable[Tensor],
     state: Mapping[str, int],
@@ -206,12 +203,12 @@ def findings_on_run(
     has the names of the tensors in the result, by those in the files.
     """
     number = sum(tensor.recipe.place is None for tensor in tensors)
-    step = _STEP.search(f"{found.source.ref.name}/{files[0].at}")
+    step = _STEP.search(f"{source.ref.name}/{files[0].at}")
     told = ", ".join(filter(None, (trainer, f"step {step[1]}" if step else "")))
     message = f"The ranks of a training run {f'({told}) ' if told else ''}saved these weights in "
     message += f"{count(len(files), 'file')}."
     message += f" The pieces of {count(number, 'tensor')} are joined while they are read." if number else ""
-    if (config := found.source.by_path.get(CONFIG_NAME)) and config.place:
+    if (config := source.by_path.get(CONFIG_NAME)) and config.place:
         message += f" {config.place} is the configuration of its base."
     yield Finding("info", "ranks", message)
     parts = []

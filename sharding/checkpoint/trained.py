@@ -83,9 +83,7 @@ def compare_with_base(checkpoint: Content, base: Content, ordinary: Sequence[Ten
         first = other[0]
         shapes = f"{first} is {list(ours[first].shape)} here and {list(theirs[first].shape)} there"
         message = f"The shape of {count(len(other), 'tensor')} differs from {name}. For example, {shapes}."
-        hint = (
-            "Change config.json of the result to match, for example vocab_size. If it is the wrong base, name another."
-        )
+        hint = "Change config.json of the result to match, such as vocab_size. If it is the wrong base, name another."
         findings.append(Finding("warning", "base-shapes", message, hint))
     dtypes = [Counter(tensor.dtype for tensor in tensors.values()).most_common(1)[0][0] for tensors in (ours, theirs)]
     if dtypes[0] != dtypes[1]:

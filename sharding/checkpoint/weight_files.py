@@ -1,7 +1,6 @@
 """Choose the weight files of each folder that is loaded, as its library does, and those that are copied. Pure."""
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 
 from sharding.checkpoint.documents import MODULES_NAME, PIPELINE_NAME
 from sharding.checkpoint.foreign import refuse_foreign
@@ -15,18 +14,14 @@ from sharding.core.values import Finding, Library
 from sharding.formats.names import SHARD_NAME, is_duplicate, may_be_model
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The sets of a repo (one per folder), the weights that are copied unchanged, and findings."""
+def find_sets(
+    inside: Folders, layout: Layout, named: str | None, variant: str
+) -> tuple[list[WeightSet], frozenset[str], list[Finding], tuple[str, ...]]:
+    """Return the weight sets of a repo, by `named` or in `variant` where there is that: one of each folder.
 
-    sets: tuple[WeightSet, ...]
-    copied: frozenset[str]
-    findings: tuple[Finding, ...]
-    passed_over: tuple[str, ...] = ()  # Variants that could be taken instead, "" for the plain weights.
-
-
-def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant: str = "") -> Selection:
-    """Return the weight sets of a repo, by `named` or in `variant` where there is that. Raises SourceError."""
+    Return also the weights that are copied unchanged, findings, and the variants that could be taken instead ("" for
+    the plain weights). Raises SourceError.
+    """
     sets: list[WeightSet] = []
     passed_over = set[str]()
     for folder, loader in layout.folders.items():
@@ -48,8 +43,7 @@ def find_sets(inside: Folders, layout: Layout, named: str | None = None, variant
         raise _no_variant(variant, {chosen.variant for chosen in sets} | passed_over)
     taken = {path for chosen in sets for path in (chosen.single, chosen.index, *chosen.shards) if path}
     copied = weights_beside(inside, layout.folders, layout.absent) - taken
-    findings = tuple(_remarks(layout.library, sets, passed_over, copied))
-    return Selection(tuple(sets), copied, findings, tuple(sorted(passed_over)))
+    return sets, copied, list(_remarks(layout.library, sets, passed_over, copied)), tuple(sorted(passed_over))
 
 
 def _choose(variants: dict[str, WeightSet], variant: str) -> WeightSet | None:
@@ -155,7 +149,6 @@ _ELSEWHERE = {
 
 
 def _no_weights(paths: Sequence[str]) -> SourceError:
-    """Return the error for a repo with files at `paths` but without weights that can be streamed."""
     refuse_foreign(paths)
     top = [path for path in paths if "/" not in path]
     if "params.json" in top and (native := [path for path in top if path.startswith("consolidated.")]):
@@ -168,10 +161,8 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
         message = f"The model is stored as {what}: {name_some(elsewhere)}. {others[0]} is only another part of it."
         return SourceError(message, hint)
     if others:
-        return SourceError(
-            f"There are {len(others)} safetensors files, but no index says which belong together: {name_some(others)}.",
-            "Keep one of them, or add model.safetensors.index.json.",
-        )
+        message = f"There are {len(others)} safetensors files, but no index says which belong together: "
+        return SourceError(f"{message}{name_some(others)}.", "Keep one of them, or add model.safetensors.index.json.")
     if tensors:
         hint = f"Name one of the folders as the source, such as SOURCE/{_folders(tensors)[0]}."
         return SourceError(f"The weights are in folders that no configuration names: {name_some(tensors)}.", hint)
@@ -180,10 +171,8 @@ def _no_weights(paths: Sequence[str]) -> SourceError:
         hint = f"Name one of them as the source, such as SOURCE/{runs[0]}."
         return SourceError(f"There are the weights of several models or steps of a run: {name_some(runs)}.", hint)
     if pieces := [path for path in paths if path.endswith(".distcp")]:
-        return SourceError(
-            f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which says what is in them.",
-            "Copy that file too. Its name starts with a dot, so many programs leave it out.",
-        )
+        message = f"There are pieces of a training run ({name_some(pieces)}), but no .metadata, which describes them."
+        return SourceError(message, "Copy that file too. Its name starts with a dot, so many programs leave it out.")
     for suffix, (what, hint) in _ELSEWHERE.items():
         if files := [path for path in paths if path.endswith(suffix)]:
             return SourceError(f"There are no safetensors weights, only {what}: {name_some(files)}.", hint)

@@ -9,7 +9,6 @@ The names come from the source code of transformers 5.23 (`modeling_utils`), dif
 import re
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 
 from sharding.core.errors import SourceError
@@ -222,7 +221,6 @@ def _matching(
     return sets
 
 
-@lru_cache(maxsize=64)
 def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Return patterns for the names of weights and of their indexes. Diffusers before 0.32 wrote a variant at `old`."""
     stem = f"(?P<stem>{'|'.join(stems) or '(?!)'})"

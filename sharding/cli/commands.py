@@ -10,24 +10,26 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
-from sharding.cli.parameters import in_groups, parsed_choice, taking_options, without_shorthands
+from sharding.cli.parameters import in_groups, parsed_choice, with_options, without_shorthands
 from sharding.core.environment import as_called, called, hub_token, is_extension, proxy_logins
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import ROUNDS
+from sharding.core.option import Group
 from sharding.core.options import OPTIONS, Options, Request
 
 if TYPE_CHECKING:
     from sharding.cli.terminal import Terminal
     from sharding.job import Event
 
-_Function = TypeVar("_Function", bound=Callable[..., None])
+    Events = Generator[Event, None, None]
+    Result = tuple[Any, Callable[[Any], dict[str, Any]]]
 _TO_COME = ("--pull-request",)
 """Options of later versions. This version has no similar ones, so it suggests none."""
 
@@ -134,8 +136,30 @@ class _Command(TyperCommand):
         return super().invoke(ctx)
 
 
-def _command(example: str) -> Callable[[_Function], _Function]:
-    return app.command(cls=_Command, epilog=f"Example: {called()} {example}")
+def _command(
+    example: str, takes: str = "", group: Group | None = None, *, has_events: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a command of a function that returns the events of a job, or its result and how that becomes JSON.
+
+    It takes all options of the command `takes`, else those of its name, under the heading `group` if there is one.
+    """
+
+    def add(function: Callable[..., Any]) -> Callable[..., None]:
+        def run(as_json: bool, as_events: bool = False, **values: Any) -> None:
+            with _outcome(as_json or as_events, resumable=function.__name__ == "shard") as terminal:
+                result = function(**values)
+                if has_events:
+                    _follow(result, terminal, as_json, as_events)
+                elif as_json:
+                    _print_json(result[1](result[0]))
+                else:
+                    terminal.event(result[0])
+
+        switches = {"as_json": AsJson, **({"as_events": AsEvents} if has_events else {})}
+        command = with_options(function, run, takes or function.__name__, group, switches)
+        return app.command(cls=_Command, epilog=f"Example: {called()} {example}")(command)
+
+    return add
 
 
 _own = partial(typer.Option, show_default=False)
@@ -145,9 +169,10 @@ _to_check = partial(_own, rich_help_panel="How to check")
 _for_machines = partial(_own, rich_help_panel="For machines")
 
 _checkpoint = partial(typer.Argument, help="A folder, or owner/name[@revision][/folder] on the Hub")
+_copy = partial(typer.Argument, help="The copy to compare with it")
 Source = Annotated[str, _checkpoint(metavar="SOURCE")]
 Destination = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder, or owner/name on the Hub")]
-Copy = Annotated[str, typer.Argument(metavar="DESTINATION", help="The copy to compare with it")]
+Copy = Annotated[str, _copy(metavar="DESTINATION")]
 Method = Literal["from_pretrained", "load_checkpoint_and_dispatch", "offload", "load_sharded_checkpoint", "torch_load"]
 _how = partial(_to_check, metavar="METHOD", help=f"How to load: {', '.join(get_args(Method))}", show_default=True)
 How = Annotated[Method, _how(parser=parsed_choice("method", get_args(Method)))]
@@ -158,119 +183,81 @@ AsEvents = Annotated[bool, _for_machines("--events", help="Print one JSON object
 
 
 @_command("inspect owner/name")
-@taking_options("inspect")
-def inspect(source: Source, as_json: AsJson = False, **chosen: Any) -> None:
+def inspect(source: Source, **chosen: Any) -> "Result":
     """Show what a checkpoint holds, from its headers only."""
-    with _outcome(as_json) as terminal:
-        from sharding import job
-        from sharding.report import report
+    from sharding import job
+    from sharding.report.report import inspection_json
 
-        checkpoint = job.inspect(source, **chosen, token=hub_token())
-        if as_json:
-            _print_json(report.inspection_json(checkpoint))
-        else:
-            terminal.checkpoint(checkpoint)
+    return job.inspect(source, **chosen, token=hub_token()), inspection_json
 
 
 @_command("plan owner/name -s 200MB --dtype bf16")
-@taking_options("plan")
 def plan(
     source: Source,
     picture: Annotated[str, _to_write(metavar="FILE", help="Draw today's files and the shards into this SVG")] = "",
     explain: Annotated[str, _to_check(metavar="GLOB", help="Show how these tensors are made: '*.q_proj.*'")] = "",
-    as_json: AsJson = False,
     **chosen: Any,
-) -> None:
+) -> "Result":
     """Show which shards a checkpoint would be cut into. Moves no weights."""
-    with _outcome(as_json) as terminal:
-        from sharding import job
-        from sharding.drawing.map_svg import draw_plan, save_picture
-        from sharding.planning.plan import explained
-        from sharding.report import report, schema
+    from sharding import job
+    from sharding.drawing.map_svg import draw_plan, save_picture
+    from sharding.planning.plan import explained
+    from sharding.report import report, schema
 
-        checkpoint, plan = job.plan(source, Options(**chosen), token=hub_token())
-        if picture:
-            save_picture(picture, draw_plan(checkpoint, plan))
-        recipes = explained(plan, explain) if explain else {}
-        if as_json:
-            document = schema.to_json(report.summarize_plan(plan, checkpoint.findings))
-            _print_json(document | ({"recipes": recipes} if explain else {}))
-        elif explain:
-            terminal.recipes(recipes)
-        else:
-            terminal.findings(checkpoint.findings)
-            terminal.plan(plan)
+    checkpoint, plan = job.plan(source, Options(**chosen), token=hub_token())
+    if picture:
+        save_picture(picture, draw_plan(checkpoint, plan))
+    recipes = explained(plan, explain) if explain else None
+
+    def to_json(_: Any) -> dict[str, Any]:
+        document = schema.to_json(report.summarize_plan(plan, checkpoint.findings))
+        return document if recipes is None else document | {"recipes": recipes}
+
+    return (checkpoint.findings, plan, recipes), to_json
 
 
-@_command("shard owner/name you/name-sharded -s 200MB")
-@taking_options("shard")
-def shard(
-    source: Source, destination: Destination, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
-) -> None:
+@_command("shard owner/name you/name-sharded -s 200MB", has_events=True)
+def shard(source: Source, destination: Destination, **chosen: Any) -> "Events":
     """Re-shard a checkpoint, verify the result, then publish it. Run it again to resume."""
-    with _outcome(as_json or as_events, resumable=True) as terminal:
-        from sharding import job
-        from sharding.report.schema import Report
+    from sharding import job
 
-        events = job.run(Request.of(source, destination, chosen), token=hub_token())
-        last = _follow(events, terminal, as_json, as_events)
-        if isinstance(last, Report) and not last.verification.may_be_published:
-            raise typer.Exit(1)
+    return job.run(Request.of(source, destination, chosen), token=hub_token())
 
 
-@_command("verify owner/name you/name-sharded")
-@taking_options("verify", "How to check")
+@_command("verify owner/name you/name-sharded", group="How to check", has_events=True)
 def verify(
     source: Source,
     destination: Copy,
     quick: Annotated[bool, _to_check("--quick", help="Compare stored digests, read no weights")] = False,
     numeric: Annotated[bool, _to_check("--numeric", help="Say by how much tensors differ")] = False,
-    as_json: AsJson = False,
-    as_events: AsEvents = False,
     **chosen: Any,
-) -> None:
+) -> "Events":
     """Compare two checkpoints tensor by tensor. Status 1 means that they differ."""
-    _verify(source, destination, as_json, as_events, quick=quick, numeric=numeric, **chosen)
+    from sharding import job
+
+    return job.verify(source, destination, quick=quick, numeric=numeric, **chosen, token=hub_token())
 
 
-@_command("diff owner/name owner/fine-tuned")
-@taking_options("verify", "How to check")
-def diff(
-    source: Source, destination: Copy, as_json: AsJson = False, as_events: AsEvents = False, **chosen: Any
-) -> None:
+@_command("diff owner/name owner/fine-tuned", "verify", "How to check", has_events=True)
+def diff(source: Source, destination: Copy, **chosen: Any) -> "Events":
     """Say how two checkpoints differ, and how to mend that."""
-    _verify(source, destination, as_json, as_events, numeric=True, **chosen)
+    from sharding import job
 
-
-def _verify(source: str, destination: str, as_json: bool, as_events: bool, **chosen: Any) -> None:
-    with _outcome(as_json or as_events) as terminal:
-        from sharding import job
-        from sharding.core.events import Verified
-
-        events = job.verify(source, destination, **chosen, token=hub_token())
-        last = _follow(events, terminal, as_json, as_events)
-        if isinstance(last, Verified) and not last.verification.holds:
-            raise typer.Exit(1)
+    return job.verify(source, destination, numeric=True, **chosen, token=hub_token())
 
 
 @_command("discard you/name-sharded")
-def discard(destination: Destination, as_json: AsJson = False) -> None:
+def discard(destination: Destination) -> "Result":
     """Remove the staged files of an unfinished job. A repo that it made goes too."""
-    with _outcome(as_json) as terminal:
-        from sharding import job
+    from sharding import job
 
-        discarded = job.discard(destination, token=hub_token())
-        if as_json:
-            _print_json(dataclasses.asdict(discarded))
-        else:
-            terminal.discarded(discarded)
+    return job.discard(destination, token=hub_token()), dataclasses.asdict
 
 
-@_command("compare ./folder ./folder-sharded")
-@taking_options("compare", "How to check")
+@_command("compare ./folder ./folder-sharded", group="How to check", has_events=True)
 def compare(
     original: Annotated[str, _checkpoint(metavar="ORIGINAL")],
-    sharded: Annotated[str, typer.Argument(metavar="SHARDED", help="The copy to compare with it")],
+    sharded: Annotated[str, _copy(metavar="SHARDED")],
     method: How = "from_pretrained",
     memory_limit: Annotated[str, _to_check(metavar="SIZE", help="Limit the memory of every load, such as 4GB")] = "",
     no_mmap: Annotated[bool, _to_check("--no-mmap", help="Load without memory mapping")] = False,
@@ -278,32 +265,22 @@ def compare(
         int, _to_check(metavar="N", min=1, help="Loads of each, after a warm-up", show_default=True)
     ] = ROUNDS,
     picture: Annotated[str, _to_write(metavar="FILE", help="Draw memory over time into this SVG")] = "",
-    as_json: AsJson = False,
-    as_events: AsEvents = False,
     **chosen: Any,
-) -> None:
+) -> "Events":
     """Load both checkpoints in turn, and compare time and memory."""
-    with _outcome(as_json or as_events) as terminal:
-        from sharding import job
+    from sharding import job
 
-        load = job.how_to_load(method, chosen["dtype"], memory_limit, with_mapping=not no_mmap)
-        events = job.compare(original, sharded, load=load, rounds=rounds, picture=picture, token=hub_token())
-        _follow(events, terminal, as_json, as_events)
+    load = job.how_to_load(method, chosen["dtype"], memory_limit, with_mapping=not no_mmap)
+    return job.compare(original, sharded, load=load, rounds=rounds, picture=picture, token=hub_token())
 
 
-@_command("devices owner/name --budget cuda:0=16GB,cpu=12GB")
-@taking_options("devices", "Where")
-def devices(source: Source, budget: Budget, as_json: AsJson = False, **chosen: Any) -> None:
+@_command("devices owner/name --budget cuda:0=16GB,cpu=12GB", group="Where")
+def devices(source: Source, budget: Budget, **chosen: Any) -> "Result":
     """Show which block of a model goes on which device. Loads no weights."""
-    with _outcome(as_json) as terminal:
-        from sharding import job
-        from sharding.planning.devices import device_plan_json
+    from sharding import job
+    from sharding.planning.devices import device_plan_json
 
-        plan = job.devices(source, budget, **chosen, token=hub_token())
-        if as_json:
-            _print_json(device_plan_json(plan))
-        else:
-            terminal.devices(plan)
+    return job.devices(source, budget, **chosen, token=hub_token()), device_plan_json
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -385,9 +362,7 @@ def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> Shardi
     return error
 
 
-def _follow(
-    events: "Generator[Event, None, None]", terminal: "Terminal", as_json: bool, as_events: bool
-) -> "Event | None":
+def _follow(events: "Events", terminal: "Terminal", as_json: bool, as_events: bool) -> None:
     from sharding.core.events import Progress
     from sharding.report.report import event_json
 
@@ -404,7 +379,8 @@ def _follow(
         document = event_json(event)
         del document["event"]
         _print_json(document)
-    return event
+    if (proof := getattr(event, "verification", None)) and not proof.holds:
+        raise typer.Exit(1)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -3,39 +3,41 @@
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from sharding.core.errors import UsageError
-from sharding.core.options import OPTIONS, Group, Option, chosen, of_command
+from sharding.core.option import Group, Option, chosen
+from sharding.core.options import OPTIONS, of_command
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def taking_options(command: str, group: Group | None = None) -> Callable[[_Command], Callable[..., None]]:
-    """Give a function every option of `command`, as keywords. `group` is their heading if they all have the same."""
+def with_options(
+    function: Callable[..., Any], run: Callable[..., None], command: str, group: Group | None, last: Mapping[str, Any]
+) -> Callable[..., None]:
+    """Return `run` as a command with the name and the parameters of `function`, and with more, all as keywords.
 
-    def give(function: _Command) -> Callable[..., None]:
-        own = inspect.signature(function).parameters.values()
-        named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-        must = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
-        taken = of_command(command)
-        options = [made for option in taken for made in _parameters(option, group or option.group)]
-        every = [*must, *options, *(parameter for parameter in named if parameter not in must)]
-        short = {_shorthand_name(option) for option in taken}
+    They are every option of `command`, under the heading `group` if there is one, and last the `switches`.
+    """
+    own = inspect.signature(function).parameters.values()
+    named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    must = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]
+    taken = of_command(command)
+    options = [made for option in taken for made in _parameters(option, group or option.group)]
+    switches = [inspect.Parameter(name, _KEYWORD, default=False, annotation=kind) for name, kind in last.items()]
+    every = [*must, *options, *(parameter for parameter in named if parameter not in must), *switches]
+    short = {_shorthand_name(option) for option in taken}
 
-        @wraps(function)
-        def run(**values: Any) -> None:
-            lists = {option.name: ",".join(values[option.name] or ()) for option in taken if option.is_list}
-            function(**{name: value for name, value in {**values, **lists}.items() if name not in short})
+    @wraps(function)
+    def called(**values: Any) -> None:
+        lists = {option.name: ",".join(values[option.name] or ()) for option in taken if option.is_list}
+        run(**{name: value for name, value in {**values, **lists}.items() if name not in short})
 
-        keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        run.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in every])  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in every} | {"return": None}
-        return run
-
-    return give
+    called.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in every} | {"return": None}
+    return called
 
 
 def in_groups(parameters: Iterable[Any], context: Any) -> dict[str, list[tuple[str, str]]]:
@@ -82,14 +84,9 @@ def _parameters(option: Option, group: Group) -> list[inspect.Parameter]:
     told = typer.Option(*option.flags, help=option.help, metavar=option.metavar, rich_help_panel=group, **more)
     kind = list[str] if option.is_list else str if option.name == "max_shard_size" else option.kind
     kind, default = (kind, [] if option.is_list else option.default) if option.on is None else (bool, False)
-    parameters = [_parameter(option.name, kind, default, told)]
+    parameters = [(option.name, Annotated[kind, told], default)]
     if option.shorthand:
         flag, _, words = option.shorthand
         told = typer.Option(flag, help=words, rich_help_panel=group)
-        parameters.append(_parameter(_shorthand_name(option), bool, False, told))
-    return parameters
-
-
-def _parameter(name: str, kind: Any, default: Any, told: Any) -> inspect.Parameter:
-    annotation = Annotated[kind, told]
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+        parameters.append((_shorthand_name(option), Annotated[bool, told], False))
+    return [inspect.Parameter(name, _KEYWORD, default=value, annotation=kind) for name, kind, value in parameters]

@@ -1,10 +1,10 @@
 """Show checkpoints, plans, events and outcomes to a person at a terminal."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from typing import assert_never
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sharding.core.environment import as_called
 from sharding.core.errors import ShardingError
-from sharding.core.events import Phase, Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.events import PHASES, Phase, Planned, Progress, Published, ShardFinished, Verified
 from sharding.core.made import phrase
 from sharding.core.protocols import Discarded
 from sharding.core.text import (
@@ -23,6 +23,7 @@ from sharding.core.text import (
     ends,
     format_bytes,
     name_some,
+    share,
     unchecked_sentence,
     undecided_sentence,
     unreached_sentence,
@@ -37,13 +38,6 @@ from sharding.report.schema import FleetCost, Report
 
 _MOST_ROWS = 40
 _MOST_NAMES = 5  # The most files that one line names.
-_PHASES = {
-    "check": "checking what is there",
-    "transfer": "writing shards",
-    "verify": "verifying",
-    "numbers": "comparing numbers",
-    "fetch": "fetching the files",
-}
 _TOGETHER = {"transfer", "verify"}  # The phases that go on side by side.
 
 
@@ -73,8 +67,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def emit(self, record: logging.LogRecord) -> None:
         self._mention(record.getMessage(), "yellow")
 
-    def checkpoint(self, checkpoint: Content) -> None:
-        """Show what a source holds."""
+    def _checkpoint(self, checkpoint: Content) -> None:
         dtypes = ", ".join(sorted({tensor.dtype for tensor in checkpoint.tensors}))
         parameters = sum(tensor.parameters for tensor in checkpoint.tensors)
         tensors_in = checkpoint.tensors_in
@@ -82,32 +75,33 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
         self._say(f"{name}: {checkpoint.architecture or 'no architecture named'}", "bold")
         size = format_bytes(checkpoint.total_bytes)
         self._say(f"{count(len(checkpoint.tensors), 'tensor')}, {parameters:,} parameters, {size} in {dtypes}")
-        self._table([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
+        self._files([(file.path, tensors_in.get(file.path, 0), file.bytes) for file in checkpoint.weight_files])
         if checkpoint.side_files:
             self._say(f"Other files: {name_some([file.path for file in checkpoint.side_files], _MOST_NAMES)}")
         self.findings(checkpoint.findings)
 
-    def plan(self, plan: Plan) -> None:
-        """Show the shards of a plan."""
+    def _plan(self, plan: Plan) -> None:
         limit = "" if plan.options.is_single_file else f" of at most {format_bytes(plan.options.max_shard_bytes)}"
         self._say(f"{count(len(plan.shards), 'shard')}{limit}, order {plan.options.order}{phrase(plan.made)}", "bold")
-        self._table([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
+        self._files([(shard.file, len(shard.tensors), shard.bytes) for shard in plan.shards])
         self._stages(plan)
         self.findings(gathered(plan))
 
-    def recipes(self, recipes: Mapping[str, str]) -> None:
-        """Show how each tensor is made, one line each."""
-        for name, sentence in recipes.items():
-            self._say(f"{name}: {sentence}")
-
-    def event(
-        self, event: Planned | Progress | ShardFinished | Verified | Probed | Compared | Published | Report
-    ) -> None:
-        """Show one event of a job."""
+    def event(self, event: Any) -> None:
+        """Show one event of a job, or what another command yields."""
         match event:
-            case Planned():
-                self.findings(event.checkpoint.findings)
-                self.plan(event.plan)
+            case Content():
+                self._checkpoint(event)
+            case DevicePlan():
+                self._devices(event)
+            case Discarded():
+                self._discarded(event)
+            case (_, _, dict() as recipes):
+                for name, sentence in recipes.items():
+                    self._say(f"{name}: {sentence}")
+            case Planned(Content(findings=findings), plan) | (findings, Plan() as plan, None):
+                self.findings(findings)
+                self._plan(plan)
             case Progress():
                 self._progress(event)
             case ShardFinished():
@@ -144,8 +138,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
                 if len(event.overflowed) > _MOST_ROWS:
                     self._mention(f"and {len(event.overflowed) - _MOST_ROWS:,} more such tensors", "yellow")
 
-    def discarded(self, discarded: Discarded) -> None:
-        """Say what was removed."""
+    def _discarded(self, discarded: Discarded) -> None:
         removed = f"Removed the staged shards{' and the repo that the job made' * discarded.repo_deleted}."
         self._say(removed if discarded.found else "There is no unfinished job.")
         if discarded.remark:
@@ -154,29 +147,11 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def verification(self, verification: Verification) -> None:
         """Say whether two checkpoints are the same. If not, list the first differences."""
         self._end_bar()
-        outcome, done = verification.outcome, phrase(verification.made)
-        all_, style = f"all {count(verification.tensors, 'tensor')}, {format_bytes(verification.bytes)}.", "yellow"
-        match outcome.kind:
-            case "identical":
-                style = "yellow" if verification.unreached else "green"
-                self._say(f"{f'Equal to the original{done}' if done else 'Identical'}: {all_}", style)
-            case "unstated":
-                self._say(f"Matches what was read{done}: {all_}", style)
-            case "stated":
-                self._say(
-                    f"The Hub states the hashes of what was sent{done}; {verification.sample} read again: {all_}", style
-                )
-            case "within":
-                same = f"Not identical, but within the tolerance in {count(outcome.tensors, 'tensor')}"
-                self._say(f"{same}: {all_}", style)
-            case "undecided":
-                pass
-            case "different":
-                self._say(f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.", "bold red")
-            case _:
-                assert_never(outcome.kind)
-        if verification.undecided:
-            self._say(undecided_sentence(verification.undecided), style)
+        kind = verification.outcome.kind
+        is_good = kind == "identical" and not verification.unreached
+        self._say(verification.sentence, "green" if is_good else "bold red" if kind == "different" else "yellow")
+        if kind == "different" and verification.undecided:
+            self._say(undecided_sentence(verification.undecided), "yellow")
         for place in verification.unreached:
             self._say(unreached_sentence(place), "yellow")
         for sentence in verification.advice:
@@ -199,23 +174,20 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._mention(f"Not measured: {comparison.reason_not_measured}", "yellow")
             return
         summary = summarize_comparison(comparison)
-        headings, *rows = summary.table
-        table = Table(*headings, box=None, pad_edge=False)
-        for row in rows:
-            table.add_row(*row)
-        self._results.print(table)
+        (first, *others), *rows = summary.table
+        self._table(first, (), rows, others)
         self._say(summary.how, "dim")
 
-    def devices(self, plan: DevicePlan) -> None:
-        """Show which block goes on which device, and the code that does it."""
+    def _devices(self, plan: DevicePlan) -> None:
         blocks = f"{count(plan.blocks, 'block')} ({', '.join(plan.no_split_classes)}) that are never split"
         self._say(f"{plan.class_name}: {blocks}", "bold")
-        table = _columns("device", "weights", "budget", "modules", "files")
+        rows = []
         for load in plan.devices:
             budget = format_bytes(load.budget_bytes) if load.budget_bytes else ""
-            counts = (f"{len(load.modules):,}", f"{len(load.files):,}")
-            table.add_row(load.device, format_bytes(load.bytes), budget, *counts)
-        self._results.print(table)
+            rows.append(
+                (load.device, format_bytes(load.bytes), budget, f"{len(load.modules):,}", f"{len(load.files):,}")
+            )
+        self._table("device", ("weights", "budget", "modules", "files"), rows)
         rest = plan.trouble or "The rest stays on disk and is read at every pass."
         fits = "It fits." if plan.fits else f"It does not fit. {rest}"
         style = "green" if plan.fits else "yellow"
@@ -251,7 +223,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._say(f"{figures[0]:<12}{figures[1]:<12}{cosine:<14}{equal:<9}{one.tensor}{note}")
 
     def _progress(self, event: Progress) -> None:
-        """Show one bar, and a line for each phase that is done. A notebook has no cursor that moves up to another."""
+        # One bar, and a line for each phase that is done: a notebook has no cursor that moves up to another.
         if event.phase in self._done and event.bytes_done >= event.bytes_total:
             return
         if not {event.phase, *self._latest} <= _TOGETHER:
@@ -267,7 +239,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._end_bar()
 
     def _draw(self, event: Progress) -> None:
-        words = _PHASES[event.phase]
+        words = PHASES[event.phase]
         if event.workers:
             memory = format_bytes(sum(worker.anon_bytes for worker in event.workers))
             words += f": {count(len(event.workers), 'worker')}, {memory}"
@@ -292,26 +264,26 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             self._bar = self._new_bar()
 
     def _fleet(self, fleet: FleetCost) -> None:
-        table = _columns(fleet.engine, "parts", "size", "working", "largest worker")
+        rows = []
         for cost in fleet.nodes[:_MOST_ROWS]:
             sizes = (format_bytes(cost.bytes), f"{cost.seconds:.1f} s", format_bytes(cost.peak_anon_bytes))
-            table.add_row(_plain(cost.node), f"{cost.parts:,}", *sizes)
-        self._results.print(table)
+            rows.append((_plain(cost.node), f"{cost.parts:,}", *sizes))
+        self._table(fleet.engine, ("parts", "size", "working", "largest worker"), rows)
         if fleet.nodes[_MOST_ROWS:]:
             self._say(f"and {len(fleet.nodes) - _MOST_ROWS:,} more nodes")
         if fleet.repeated:
             self._mention(f"Started again: {name_some(fleet.repeated, _MOST_ROWS)}", "yellow")
 
-    def _table(self, rows: Sequence[tuple[str, int, int]]) -> None:
-        total = sum(size for _, _, size in rows) or 1
-        table = _columns("file", "tensors", "size", "share")
-        hidden, half = len(rows) - _MOST_ROWS, _MOST_ROWS // 2
-        for index, (file, tensors, size) in enumerate(rows):
-            if hidden > 0 and index == half:
-                table.add_row(f"({hidden} more)")
-            if hidden <= 0 or not half <= index < half + hidden:
-                table.add_row(_plain(file), f"{tensors:,}", format_bytes(size), f"{100 * size / total:.1f}%")
-        self._results.print(table)
+    def _files(self, files: Sequence[tuple[str, int, int]]) -> None:
+        """Show files, each with its tensors and its bytes: the first and the last ones if they are many."""
+        total = sum(size for _, _, size in files)
+        rows: list[tuple[str | Text, ...]] = [
+            (_plain(file), f"{tensors:,}", format_bytes(size), share(size, total)) for file, tensors, size in files
+        ]
+        if len(rows) > _MOST_ROWS:
+            half = _MOST_ROWS // 2
+            rows[half:-half] = [(f"({len(rows) - _MOST_ROWS} more)",)]
+        self._table("file", ("tensors", "size", "share"), rows)
 
     def _stages(self, plan: Plan) -> None:
         stages, cut, rank = plan.stages, plan.pipeline, plan.options.rank
@@ -321,32 +293,34 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             start, end = cut.layers[rank]
             self._say(f"Rank {rank} of {len(cut.layers)} loads layers {start} to {end - 1} of {cut.layers[-1][1]}.")
             return
-        table = _columns("stage", "size")
-        table.add_column("blocks")
-        table.add_column("files")
+        rows = []
         for number, stage in enumerate(stages, start=1):
             blocks, files = (_plain(ends(names)) for names in (stage.blocks, stage.files))
-            table.add_row(str(number), format_bytes(stage.bytes), blocks, files)
-        self._results.print(table)
+            rows.append((str(number), format_bytes(stage.bytes), blocks, files))
+        self._table("stage", ("size",), rows, ("blocks", "files"))
         for number, stage in enumerate(stages, start=1):
             for tied in stage.also_needs:
                 used_as = ", ".join(tied.used_as)
                 self._say(f"Stage {number} also needs {tied.file}: {tied.tensor} in it is also {used_as}.")
         self._say(f"Cut as transformers {cut.transformers} cuts. Stage 1 is rank 0.")
 
+    def _table(
+        self, names: str, figures: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()
+    ) -> None:
+        """Show a table: the column `names`, then the columns `figures`, then `words`."""
+        table = Table(box=None, pad_edge=False)
+        table.add_column(names, no_wrap=True)
+        for name in (*figures, *words):
+            table.add_column(name, justify="right" if name in figures else "left")
+        for row in rows:
+            table.add_row(*row)
+        self._results.print(table)
+
     def _say(self, text: str, style: str = "") -> None:
         self._results.print(_plain(text, style))
 
     def _mention(self, text: str, style: str = "") -> None:
         self._passing.print(_plain(text, style))
-
-
-def _columns(names: str, *figures: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column(names, no_wrap=True)
-    for name in figures:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _share(share: float) -> str:

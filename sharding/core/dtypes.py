@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
-from sharding.core.options import TargetDtype, chosen
+from sharding.core.option import chosen
+from sharding.core.options import TargetDtype
 
 
 @dataclass(frozen=True, slots=True)

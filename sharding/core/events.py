@@ -15,6 +15,15 @@ from sharding.core.verification import Verification
 Phase = Literal["check", "transfer", "verify", "numbers", "fetch"]
 """The phase of a job: check the shards of an earlier run, write, read again, compare numbers, or fetch files."""
 
+PHASES: Mapping[Phase, str] = {
+    "check": "checking what is there",
+    "transfer": "writing shards",
+    "verify": "verifying",
+    "numbers": "comparing numbers",
+    "fetch": "fetching the files",
+}
+"""What a job does in each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:

@@ -6,98 +6,63 @@ The end of a name is its unit: `_BYTES`, `_SECONDS`, or the thing that is counte
 
 # --- Files that somebody else wrote -------------------------------------------------------------------
 
-# Largest safetensors header. The safetensors reader has the same limit (safetensors 0.8, `MAX_HEADER_SIZE`).
-MAX_HEADER_BYTES = 100_000_000
-# Deepest nesting of JSON in a header. The safetensors reader follows no more (serde_json stops at 128).
-MAX_HEADER_DEPTH = 127
+MAX_HEADER_BYTES = 100_000_000  # Largest safetensors header, as in safetensors 0.8 (`MAX_HEADER_SIZE`).
+MAX_HEADER_DEPTH = 127  # Deepest nesting of JSON in a header, as in the safetensors reader (serde_json stops at 128).
 MAX_INDEX_BYTES = 100_000_000  # Largest index. One of 300,000 tensors takes about 40 MB.
 MAX_CONFIG_BYTES = 10_000_000  # Largest config.json. Real ones have kilobytes.
-# Most JSON values in a config.json. One with the names of 21,000 classes has 42,000. Without this limit, three
-# million empty lists would take 240 MB.
-MAX_CONFIG_VALUES = 500_000
-# Longest regular expression in an adapter_config.json. The longest known have about a thousand characters.
-MAX_PATTERN_CHARACTERS = 5_000
+MAX_CONFIG_VALUES = 500_000  # Most JSON values in a config.json. One with the names of 21,000 classes has 42,000.
+MAX_PATTERN_CHARACTERS = 5_000  # Longest expression in an adapter_config.json. The longest known have about 1000.
 MAX_REPEATS = 1000  # Largest number in braces of such an expression. Compiling larger ones can take gigabytes.
-# Most matches of expressions with modules for one adapter. One with 400 expressions for 400 modules takes 320,000.
-MAX_MATCHES = 2_000_000
+MAX_MATCHES = 2_000_000  # Most matches of expressions with modules for one adapter. 400 for 400 modules take 320,000.
 MAX_ADAPTER_NAME = 500  # Longest name of a tensor in an adapter, in characters. The longest known have about 120.
-# Longest description of such a model. A tensor takes 135 bytes, so this is enough for a million.
-MAX_DESCRIPTION_BYTES = 200_000_000
+MAX_DESCRIPTION_BYTES = 200_000_000  # Longest description of such a model: enough for a million tensors of 135 bytes.
 MAX_REPORT_BYTES = 100_000_000  # Largest report. It names every tensor twice, as an index does.
-# Largest report that the page reads from a stranger's repo. One of 100,000 tensors has about 15 MB.
-MAX_SHOWN_REPORT_BYTES = 16_000_000
+MAX_SHOWN_REPORT_BYTES = 16_000_000  # Largest report of a stranger on the page. One of 100,000 tensors has about 15 MB.
 # Most JSON values in such a report: enough for 100,000 tensors in a thousand files. The limit is needed because a
 # million zeros take little space in a file and much memory.
 MAX_SHOWN_REPORT_VALUES = 216_000
-# Most JSON values in the stored digests that the page reads from a stranger's repo: enough for 100,000 tensors.
-MAX_SHOWN_DIGESTS_VALUES = 1_000_000
-# Longest metadata of a model card. Evaluation results fill hundreds of kilobytes, and more takes long to parse.
-MAX_METADATA_BYTES = 500_000
+MAX_SHOWN_DIGESTS_VALUES = 1_000_000  # Most JSON values in its digests: enough for 100,000 tensors.
+MAX_METADATA_BYTES = 500_000  # Longest metadata of a model card. Evaluation results fill hundreds of kilobytes.
 MAX_METADATA_VALUES = 100_000  # Most values in the metadata of a model card. More take long to parse.
 MAX_METADATA_DEPTH = 20  # Deepest nesting in the metadata of a model card. Deeper metadata takes long to parse.
 MAX_CARD_BYTES = 1_000_000  # Longest model card whose text goes into the card of the copy. Real ones have kilobytes.
-# Largest side file. Tokenizers reach tens of megabytes; a larger file is a data set or weights with another name.
-MAX_SIDE_FILE_BYTES = 500_000_000
-# Most bytes in all side files that this machine must copy. More is a data set. Files in the Hub's store do not count,
-# because the Hub copies them.
-MAX_SIDE_FILES_BYTES = 5_000_000_000
+MAX_SIDE_FILE_BYTES = 500_000_000  # Largest side file. Tokenizers have tens of MB; a larger file is weights or data.
+MAX_SIDE_FILES_BYTES = 5_000_000_000  # Most bytes in all side files that the Hub does not copy. More is a data set.
 MAX_FILES = 100_000  # Most files in a source. The Hub advises against larger repos.
 # Longest name of a file or a tensor. A Linux path has no more bytes, and tensor names have some tens of characters.
 # Regular expressions search every name and pages show it, so a name of megabytes would stall both.
 MAX_NAME_CHARACTERS = 4096
-# Most tensors in a checkpoint: three times as many as the largest known mixtures of experts have. A million take half
-# a gigabyte of memory.
-MAX_TENSORS = 1_000_000
-# Most tensors in a checkpoint that a page shows in full. They take a second of one core and 100 MB. For more, another
-# process counts them.
-MAX_PAGE_TENSORS = 100_000
+MAX_TENSORS = 1_000_000  # Most tensors in a checkpoint: three times those of the largest known, in half a gigabyte.
+MAX_PAGE_TENSORS = 100_000  # Most tensors that a page shows in full: a second of one core, and 100 MB.
 # Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
 # the adapter's file. This takes seconds, so it is done for one visitor at a time. Otherwise a page reads headers
 # only.
 MAX_PAGE_WEIGHT_BYTES = 600_000_000
-# Largest pickle in a .bin file. A tensor takes 200 bytes, so this is enough for 160,000 tensors.
-MAX_PICKLE_BYTES = 32_000_000
-# Most instructions of that pickle. A tensor takes 37, so this is enough for 40,000 tensors. As many hostile
-# instructions take 140 MB and a few seconds.
-MAX_PICKLE_STEPS = 1_500_000
+MAX_PICKLE_BYTES = 32_000_000  # Largest pickle in a .bin file: enough for 160,000 tensors of 200 bytes.
+MAX_PICKLE_STEPS = 1_500_000  # Most instructions of that pickle: 37 a tensor. As many hostile ones take 140 MB.
 MAX_PICKLE_MARKS = 1000  # Deepest nesting in a pickle. Checkpoints are nested three or four deep.
-# Largest `.metadata` file of a distributed checkpoint. A piece of a tensor takes 200 bytes, so this is enough for
-# 300,000 pieces, including those of the optimizer.
-MAX_DCP_BYTES = 64_000_000
-# Most pickle instructions of that file. A piece takes 67. As many hostile instructions take two gigabytes.
-MAX_DCP_STEPS = 20_000_000
+MAX_DCP_BYTES = 64_000_000  # Largest `.metadata` of a distributed checkpoint: enough for 300,000 pieces of 200 bytes.
+MAX_DCP_STEPS = 20_000_000  # Most pickle instructions of that file: 67 a piece. As many hostile ones take 2 GB.
 # Most comparisons to find pieces of tensors that overlap; they take ten seconds at most. Cuts along two dimensions
 # take three comparisons a piece, so this is enough for two million pieces.
 MAX_BOX_LOOKS = 8_000_000
 MAX_DIMENSIONS = 64  # Most dimensions of a tensor. numpy has the same limit.
-# Largest directory of the archive that a .bin file is. It has about 80 bytes for each tensor.
-MAX_DIRECTORY_BYTES = 16_000_000
-# Bytes that tensors may add to the size of a file by sharing their bytes. Real ones are masks and position numbers.
-MAX_EXPANDED_BYTES = 1_000_000_000
+MAX_DIRECTORY_BYTES = 16_000_000  # Largest directory of the archive that a .bin file is. A tensor takes about 80 bytes.
+MAX_EXPANDED_BYTES = 1_000_000_000  # Bytes that tensors may add to a file by sharing theirs, such as masks.
 # How often the bytes of a file may count in its tensors. One tensor can be the embeddings of an encoder, those of a
 # decoder, what both share, and an output head. In a small model it can be nearly all of the file.
 MAX_NAMES_OF_A_TENSOR = 4
 
 # --- Buffers ------------------------------------------------------------------------------------------
 
-# Bytes that are read, hashed and written at once. With larger batches Python's share of the work is small.
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 2 << 20  # Bytes read, hashed and written at once. With more, Python's share of the work is small.
 SPAN_BYTES = 64 << 20  # Bytes that one thread reads from a file in one stream to verify a checkpoint.
-# Largest gap between two ranges that are read as one. Another request costs more than 64 KiB that nobody uses.
-JOIN_GAP_BYTES = 64 << 10
-# Most bytes of both sides that are read to compare their numbers, and not yet compared. Each side may have one batch
-# more.
-COMPARED_BYTES = 24 << 20
-# Most memory for both matrices of a low-rank update, as float32. Rank 64 of 256,000 embeddings takes 67 MB.
-MAX_UPDATE_BYTES = 1 << 30
-# Most scales of one expert in MXFP4, which is transposed as a whole. Its numbers take 16 times as many bytes. gpt-oss
-# has 518,400.
-MAX_EXPERT_BYTES = 4 << 20
-# Shards that are written side by side, reads that are fetched early, and files that are verified side by side. The
-# free Space has two cores, and more threads only add buffers.
-THREADS = 2
-# Bytes that stay free on the disk beside the result, for side files, reports and the machine itself.
-DISK_FLOOR_BYTES = 64_000_000
+JOIN_GAP_BYTES = 64 << 10  # Largest gap between two ranges that are read as one. A request costs more than that.
+COMPARED_BYTES = 24 << 20  # Most bytes of both sides that are read and not yet compared, beside one batch of each.
+MAX_UPDATE_BYTES = 1 << 30  # Most memory for both matrices of a low-rank update, as float32. Usual ones take 67 MB.
+MAX_EXPERT_BYTES = 4 << 20  # Most scales of one expert in MXFP4. Its numbers take 16 times that. gpt-oss has 518,400.
+THREADS = 2  # Shards that are written, read early and verified side by side. The free Space has two cores.
+DISK_FLOOR_BYTES = 64_000_000  # Bytes that stay free on the disk beside the result: side files, reports, the machine.
 PROGRESS_SECONDS = 0.1  # Shortest time between two progress events: fast enough for the eye, slow enough for a log.
 PROGRESS_FILES = 64  # Most files in one progress event. The others follow in the next.
 MAX_SAMPLED_BYTES = 64_000_000  # Most bytes of a copy that are read to sample it. They take seconds on a slow line.
@@ -107,70 +72,49 @@ DEFAULT_MAX_SHARD_SIZE = "5GB"  # Default shard size. `huggingface_hub.save_torc
 
 ROUNDS = 3  # Loads of each checkpoint in a comparison: enough for a median that one slow load does not move.
 CURVE_MOMENTS = 160  # Most points of a memory curve: as many as a picture can show, and few enough for a report.
-# Largest share of the free memory that a load may be expected to take. Beyond it the kernel may kill processes.
-MEMORY_SHARE = 0.85
-# Longest time to ask transformers about a model. Importing it from a cold disk and building the largest model on the
-# meta device take much less.
-ARCHITECTURE_SECONDS = 300
+MEMORY_SHARE = 0.85  # Largest share of the free memory that a load may take. Beyond it, the kernel may kill.
+ARCHITECTURE_SECONDS = 300  # Longest time to ask transformers about a model. The largest one takes much less.
 
 # --- The Hub ------------------------------------------------------------------------------------------
 
-# Shortest range that is read with hf-xet. Shorter ones (headers, configurations) are faster over plain HTTP.
-XET_LEAST_BYTES = 128 << 10
-# Bytes that one request to a Hub asks for. A shard then takes a few dozen requests, and the buffers fit in memory.
-HUB_BATCH_BYTES = 8 << 20
-# Ranges of one batch, or headers, that are requested side by side. They are kilobytes each, so only the round trips
-# count.
-RANGES_AT_ONCE = 32
-# Long reads from a Hub that are requested side by side. With two, a line of 50 MB/s is idle for a tenth of the time.
-FETCHES_AT_ONCE = 4
+XET_LEAST_BYTES = 128 << 10  # Shortest range that is read with hf-xet. Shorter ones are faster over plain HTTP.
+HUB_BATCH_BYTES = 8 << 20  # Bytes of one request to a Hub: a few dozen requests a shard, and buffers that fit.
+RANGES_AT_ONCE = 32  # Ranges of one batch, or headers, that are requested side by side. Only the round trips count.
+FETCHES_AT_ONCE = 4  # Long reads from a Hub side by side. With two, a line of 50 MB/s is idle a tenth of the time.
 ANSWER_TIMEOUT_SECONDS = 100  # Longest wait for any other answer. The Hub itself gives up on a commit after 60 seconds.
-# Longest wait that a server may ask for. The Hub counts requests in windows of five minutes, and a window that ends in
-# 300 seconds is over one second later.
-LONGEST_WAIT_SECONDS = 301
+LONGEST_WAIT_SECONDS = 301  # Longest wait that a server may ask for: the Hub counts requests in windows of 300 s.
 MAX_TOKEN_BYTES = 10_000  # Largest file of a saved login. A token of an application has a thousand characters or two.
 MAX_STORED_TOKENS_BYTES = 1_000_000  # Largest file with all saved logins and the tokens that renew them.
-# Longest answer of a Hub to one question, including all pages of a list. 100,000 files take 40 MB. Files that are
-# read have other limits.
-MAX_ANSWER_BYTES = 64_000_000
+MAX_ANSWER_BYTES = 64_000_000  # Longest answer of a Hub to one question, with all pages. 100,000 files take 40 MB.
 MAX_ANSWER_VALUES = 3_000_000  # Most JSON values in such an answer. 100,000 files take 1,500,000.
 MAX_PAGES = 2000  # Most pages of a list. 100,000 files are 100 pages.
-# Fewest bytes of a file that must arrive in `LEAST_SECONDS`. With 32 reads side by side, that needs 35 kB/s.
-LEAST_BYTES = 64_000
+LEAST_BYTES = 64_000  # Fewest bytes of a file in `LEAST_SECONDS`: 35 kB/s for 32 reads side by side.
 
 # --- Many machines --------------------------------------------------------------------------------------
 
-# Time between two progress messages of a worker. A thousand workers then send a thousand messages a second.
-TOLD_SECONDS = 1.0
-# Time before its end at which hf-xet 1.8 takes a grant for expired. It would then ask for another, which needs a
-# login.
-GRANT_MARGIN_SECONDS = 30.0
+TOLD_SECONDS = 1.0  # Time between two progress messages of a worker. A thousand workers then send a thousand a second.
+GRANT_MARGIN_SECONDS = 30.0  # Time before its end at which hf-xet 1.8 asks for another grant, which needs a login.
 LEASE_SECONDS = 60.0  # Silence of a job after which another machine may take over its shared folder.
 
 # --- Many visitors on one machine -----------------------------------------------------------------------
 
 EVENT_BYTES = 64_000_000  # Longest event of a job. A plan of 100,000 tensors prints about 20 MB.
-# Most bytes in all events of a job: a plan, a report, and days of progress once a second.
-EVENTS_BYTES = 4 * EVENT_BYTES
+EVENTS_BYTES = 4 * EVENT_BYTES  # Most bytes in all events of a job: a plan, a report, days of progress once a second.
 STDERR_BYTES = 8 << 10  # Bytes that are kept of what a broken job printed: enough to see why it broke.
-# Most jobs that are queued or running. Each keeps its plan in memory, and a hundred jobs take days.
-MAX_ACTIVE_JOBS = 100
+MAX_ACTIVE_JOBS = 100  # Most jobs that are queued or running. Each keeps its plan in memory.
 VIEW_SECONDS = 0.2  # Shortest time between two views of a job, because nobody reads faster.
 CACHED_SECONDS = 10 * 60  # Time after which the headers of a checkpoint are read again.
 CACHED_TENSORS = 100_000  # Most tensors in the memory of the page. They take about 100 MB.
 CACHED_ANSWERS = 256  # Most answers of transformers that are kept, refusals included. Asking again takes seconds.
-# Longest time that a question of a page to transformers may take. A sound model takes five to ten seconds.
-QUESTION_SECONDS = 30.0
+QUESTION_SECONDS = 30.0  # Longest time of a question of a page to transformers. A sound model takes 5 to 10 s.
 MAX_BODY_BYTES = 1_000_000  # Largest body of a request to the page. Its own requests have a few kilobytes at most.
 MAX_TOOL_BYTES = 16_000  # Largest body of a call of a tool (MCP). A call has a few kilobytes at most.
 MAX_TOOL_CALLS = 16  # Most calls of tools at once. Gradio 6.31 keeps one of the page's forty threads waiting for each.
 MAX_WATCHERS = 8  # Most windows in which one person may watch jobs. Each takes one of `MAX_CALLS` while the job runs.
 MAX_QUERY_BYTES = 8000  # Longest query of an address of the page. A link holds a few names and choices.
 MAX_PATH_CHARACTERS = 500  # Longest path of an address of the page.
-# Longest name of a repo, or link to it. Names have up to 96 characters, branches at most a few hundred.
-MAX_LINK_CHARACTERS = 2000
+MAX_LINK_CHARACTERS = 2000  # Longest name of a repo, or link to it. Names have up to 96, branches a few hundred.
 MAX_CALLS = 300  # Most calls of all visitors that the page works on at once. Watching a job is such a call.
 MAX_CALLS_WAITING = 200  # Most calls that wait for the page. It asks further visitors to come back later.
 MAX_SESSIONS_KEPT = 500  # Most sessions whose answers the page keeps until somebody fetches them.
-# Longest answer of that process: counts, the files, and a picture of at most 800 rectangles.
-MAX_OVERVIEW_BYTES = 4_000_000
+MAX_OVERVIEW_BYTES = 4_000_000  # Longest answer of that process: counts, files, a picture of at most 800 rectangles.

@@ -1,4 +1,4 @@
-"""The protocols of sources and destinations, the repo that several sources make, and what another machine gets."""
+"""The protocols of sources, destinations and file formats, and what another machine gets of them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,17 @@ from sharding.core.events import Published
 from sharding.core.limits import THREADS
 from sharding.core.origin import Place, Role
 from sharding.core.recipe import Extent
-from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
+from sharding.core.values import (
+    Component,
+    FileEntry,
+    Finding,
+    Plan,
+    Shard,
+    ShardRecord,
+    StagedJob,
+    Tensor,
+    TensorDigest,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +189,7 @@ class ShardWriter(Protocol):
 
     def abort(self) -> None:
         """Give up an unfinished shard. Any thread may call it, and it ends a `write` that waits for a network."""
+        return  # as for a shard that keeps nothing
 
 
 class ShardSink(Protocol):
@@ -201,6 +212,7 @@ class ShardSink(Protocol):
 
     def finished(self, file: str) -> ShardRecord | None:
         """Return the record of a complete shard, no matter which run wrote it; None if that is not known."""
+        return None
 
     def expect(self, sources: Sequence[Source], unchanged: Iterable[Extent]) -> None:
         """Prepare for shards made of `sources`, which hold the bytes `unchanged` of these. By default, do nothing."""
@@ -214,9 +226,11 @@ class ShardSink(Protocol):
 
         Several threads may call it at once.
         """
+        return
 
     def close(self) -> None:
         """Close the sink. Unfinished shards are lost."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +311,31 @@ class Destination(ShardSink, Protocol):
 
     def discard(self) -> Discarded:
         """Remove what this job has staged or, before `prepare`, what an earlier job has staged."""
+
+
+class FileFormat(Protocol):
+    """How weight files of one format are named, laid out and checked."""
+
+    def name(self, component: Component, suffix: str = "") -> str:
+        """Return the path of a weight file of `component` with the number `suffix`; "" for a single file."""
+
+    def order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Return `tensors` in the order of a file, by default as they are."""
+        return list(tensors)
+
+    def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
+        """Yield what the file of `shard` consists of, in order: bytes as they are, and tensors to make."""
+
+    def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
+        """Return the dtypes and shapes that the format's library sees in the file at `path`, and its metadata.
+
+        The digests are empty, because no tensor is read. Raises HeaderError if the library cannot open the file.
+        """
+
+    def indexes(self, plan: Plan) -> list[str]:
+        """Return the paths of the indexes of a copy, by default none."""
+        return []
+
+    def beside(self, plan: Plan) -> Mapping[str, bytes]:
+        """Return the content of each of these indexes."""
+        return {}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
+from sharding.core.text import count
+
 
 class Extent(NamedTuple):
     """Bytes `[start_byte, end_byte)` of `file` in a source. `source` is its number among the sources of a job."""
@@ -34,13 +36,13 @@ class Chunk(NamedTuple):
 class Feed:
     """The bytes that recipes read, one after another in the order of use, or that a recipe makes."""
 
+    # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
+    # changed no number of it, and whether some of it is `unsure`.
+    overflowed, unchanged, unsure = 0, True, False
+    _rest, _room = memoryview(b""), bytearray()
+
     def __init__(self, chunks: Iterator[bytes | memoryview | Chunk]) -> None:
         self._chunks = chunks
-        self._rest = memoryview(b"")
-        self._room = bytearray()
-        # Of what was taken so far: how many of its numbers became infinite, whether a recipe that merges made it and
-        # changed no number of it, and whether some of it is `unsure`.
-        self.overflowed, self.unchanged, self.unsure = 0, False, False
 
     def take(self, count: int) -> memoryview:
         """Return the next `count` bytes, as a copy that stays valid until the next call."""
@@ -64,6 +66,7 @@ class Feed:
     def _next(self) -> bytes | memoryview:
         chunk = next(self._chunks)
         if not isinstance(chunk, Chunk):
+            self.unchanged = False
             return chunk
         self.overflowed += chunk.overflowed
         self.unchanged = self.unchanged and chunk.unchanged
@@ -114,33 +117,13 @@ class Recipe:
         """Where its bytes are in one file, as they are. None if they are computed or put together."""
         return None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it is in memory while it is made."""
-        return False
-
-    @property
-    def extra_bytes(self) -> int:
-        """How many bytes it reads beyond those that it makes."""
-        return 0
-
-    @property
-    def narrows(self) -> bool:
-        """Whether its dtype cannot hold all finite numbers that it may get."""
-        return False
-
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
-        return self.of.refusal(name, dtype, infinite)
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
 
-    def tolerance(self, dtype: str) -> "Recipe | None":
-        """Return the recipe for how far its numbers, as `dtype`, may be from another machine's. None: not at all."""
-        return None
-
-    @property
-    def needs(self) -> str:
-        """What of it needs an extra of this package, for a sentence, or ""."""
-        return ""
+        Apart from a cast, only the merge of an adapter does that.
+        """
+        message = f"The merge would make {count(infinite, 'finite number')} of {name} infinite, or no number at all."
+        return message, "Check the adapter: its weights may be broken."
 
     def files(self) -> frozenset[tuple[int, str]]:
         """Return the files that it reads, each with the number of its source."""

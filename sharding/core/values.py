@@ -253,8 +253,8 @@ class Stage:
 class Shard:
     """One file of the result: its tensors, in the order in which their bytes are written.
 
-    Ranges of a file that are read for their hashes make a shard too, each as a tensor of bytes. `sampled` are ranges
-    (start, end) of the file that are hashed while it is written.
+    A file that is read for its hashes makes a shard too, as one tensor of bytes. `sampled` are ranges (start, end) of
+    the file that are hashed while it is written.
     """
 
     file: str

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from sharding.core.bounds import Count, Line, Seconds
 from sharding.core.made import Made, phrase
-from sharding.core.text import count, format_bytes, share
+from sharding.core.text import count, format_bytes, share, undecided_sentence, within_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,21 @@ class Verification:
         if self.evidence.read == "stated":
             return Outcome("stated", self.tensors)
         return Outcome("unstated" if self.unstated else "identical", self.tensors)
+
+    @property
+    def sentence(self) -> str:
+        """How it ended, in a sentence."""
+        outcome, done = self.outcome, phrase(self.made)
+        of_all = f"all {count(self.tensors, 'tensor')}, {format_bytes(self.bytes)}."
+        sentences: dict[Kind, str] = {
+            "identical": f"{f'Equal to the original{done}' if done else 'Identical'}: {of_all}",
+            "unstated": f"Matches what was read{done}: {of_all}",
+            "stated": f"The Hub states the hashes of what was sent{done}; {self.sample} read again: {of_all}",
+            "within": f"Not identical, but {within_words(self.tensors, self.within)}.",
+            "undecided": undecided_sentence(outcome.tensors),
+            "different": f"Different: {count(outcome.tensors, 'mismatch', 'mismatches')}.",
+        }
+        return sentences[outcome.kind]
 
     @property
     def identical(self) -> bool:

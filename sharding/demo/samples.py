@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ _CARD = """\
 license: apache-2.0
 language: en
 pipeline_tag: {task}
-library_name: transformers
+library_name: {library}
 tags:
 - {tag}
 ---
@@ -112,25 +112,17 @@ def build_fp8(folder: Path) -> Path:
     return _finish(folder, tokenizer)
 
 
-def build_ranks(folder: Path) -> Path:
-    """Write the weights of `build_t5` to a new `folder`, as two ranks save them: the files need `--base`."""
-    return _saved_by_ranks(folder, folder)
-
-
-def build_run(folder: Path) -> Path:
-    """Write the weights of `build_t5` to a new `folder` as verl does: one file a rank, and a configuration."""
-    return _saved_by_ranks(folder, folder / "global_step_20/actor")
-
-
-def _saved_by_ranks(folder: Path, inside: Path) -> Path:
+def build_ranks(folder: Path, inside: str = "") -> Path:
+    """Write the weights of `build_t5` to a new `folder`, as two ranks save them: files that need `--base`. With a
+    folder `inside` it, one file a rank and a configuration, as verl does."""
     import torch.multiprocessing
 
     with tempfile.TemporaryDirectory() as base:
         build_t5(Path(base) / "t5")
-        torch.multiprocessing.spawn(_save_rank, (Path(base), inside), nprocs=_RANKS)
-        for path in (Path(base) / "t5").glob("*.json") if inside != folder else ():
-            (inside / "huggingface").mkdir(exist_ok=True)
-            shutil.copy(path, inside / "huggingface")
+        torch.multiprocessing.spawn(_save_rank, (Path(base), folder / inside), nprocs=_RANKS)
+        for path in (Path(base) / "t5").glob("*.json") if inside else ():
+            (folder / inside / "huggingface").mkdir(exist_ok=True)
+            shutil.copy(path, folder / inside / "huggingface")
     return _finish(folder, task="translation")
 
 
@@ -151,11 +143,7 @@ def build_lora(folder: Path) -> Path:
     config: dict[str, Any] = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base}
     config |= {"r": _LORA_RANK, "lora_alpha": 2 * _LORA_RANK, "target_modules": ["q_proj", "v_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    _finish(folder)
-    card = folder / "README.md"
-    of_adapter = f"library_name: peft\nbase_model: {base}"
-    card.write_text(card.read_text().replace("library_name: transformers", of_adapter))
-    return folder
+    return _finish(folder, library=f"peft\nbase_model: {base}")
 
 
 def _save_rank(rank: int, place: Path, folder: Path) -> None:
@@ -188,7 +176,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "llama": build_llama,
     "qwen3-fp8": build_fp8,
     "t5-tiny-ranks": build_ranks,
-    "t5-tiny-run": build_run,
+    "t5-tiny-run": partial(build_ranks, inside="global_step_20/actor"),
 }
 
 
@@ -227,11 +215,13 @@ def _finish(
     tokenizer: "PreTrainedTokenizerFast | None" = None,
     task: str = "text-generation",
     knowledge: tuple[str, str] = _RANDOM,
+    library: str = "transformers",
 ) -> Path:
     if tokenizer:
         tokenizer.save_pretrained(folder)
     tag, sentence = knowledge
-    (folder / "README.md").write_text(_CARD.format(title=folder.name, task=task, tag=tag, knowledge=sentence))
+    words = {"title": folder.name, "task": task, "library": library, "tag": tag, "knowledge": sentence}
+    (folder / "README.md").write_text(_CARD.format(**words))
     (folder / ".gitattributes").write_text("".join(f"*.{end} filter=lfs diff=lfs merge=lfs -text\n" for end in _LFS))
     return folder
 

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 from sharding.localhub import commits, records
-from sharding.localhub.accounts import Caller
 from sharding.localhub.blobs import read_file
 from sharding.localhub.hub import Hub
-from sharding.localhub.repos import create_repo
 
 OWNER = "samples"
 
@@ -45,35 +43,25 @@ def seed(hub: Hub, log: TextIO) -> None:
 def _add(hub: Hub, repo_id: str, folder: Path) -> int:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     patterns = commits.lfs_patterns((folder / ".gitattributes").read_text())
-    large = {path for path in files if commits.is_matched(path.name, patterns)}
-    stored = {path: _store(hub, path) for path in large}
-    owner = repo_id.split("/")[0]
-    caller = Caller(owner, "write", namespaces=frozenset({owner}))
+    entries = [_entry(hub, path, path.relative_to(folder).as_posix(), patterns) for path in files]
+    owner, name = repo_id.split("/")
     with hub.state.writing() as db:
         db.execute("INSERT OR IGNORE INTO accounts VALUES (?, 'org')", (OWNER,))
-        repo = create_repo(hub, db, caller, "model", repo_id, repo_id.endswith("-private"))
+        repo = records.add_repo(db, "model", owner, name, repo_id.endswith("-private"), None)
         if repo_id.endswith("-gated"):
             db.execute("UPDATE repos SET gated = 'auto' WHERE number = ?", (repo.number,))
-        entries = []
-        for path in files:
-            name, size = path.relative_to(folder).as_posix(), path.stat().st_size
-            if path in large:
-                records.add_object(db, repo.number, stored[path], size)
-                entries.append(records.lfs_entry(name, stored[path], size))
-            else:
-                entries.append(records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0))
-        head = records.find_head(db, repo, "main")
-        commits.write_commit(db, repo, "main", head, owner, commits.Draft("Add the sample", entries))
+        commits.write_commit(db, repo, "main", None, owner, commits.Draft("Add the sample", entries))
     return sum(entry.size_bytes for entry in entries)
 
 
-def _store(hub: Hub, path: Path) -> str:
-    """Keep a large file where an upload by a client would put it; return its SHA-256."""
+def _entry(hub: Hub, path: Path, name: str, patterns: tuple[str, ...]) -> records.Entry:
+    """Keep a file where an upload by a client would put it."""
+    size = path.stat().st_size
+    if not commits.is_matched(name, patterns):
+        return records.Entry(name, hub.blobs.put(path.read_bytes()), size, None, 0)
     if hub.xet:
-        return hub.xet.put([path])[0].sha256
-    digest = hashlib.sha256()
-    for chunk in read_file(path):
-        digest.update(chunk)
-    sha256 = digest.hexdigest()
-    hub.blobs.keep_stream(read_file(path), sha256, path.stat().st_size)
-    return sha256
+        return records.lfs_entry(name, hub.xet.put(path), size)
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    hub.blobs.keep_stream(read_file(path), sha256, size)
+    return records.lfs_entry(name, sha256, size)

@@ -18,13 +18,11 @@ from sharding.core.options import naming
 from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk import forecast as forecasts
-from sharding.desk.gauge import this_machine
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import ACTIVE, JobRecord, JobRequest, JobStatus, Settings, destination_of, new_job_id, status_of
-from sharding.desk.judgement import Results, reading_both, request_about
+from sharding.desk.judgement import Reading, Results, Verdicts, reading_both, request_about
 from sharding.desk.models import Models
 from sharding.desk.runner import INTERRUPTED, ActiveJob, Runner, kill_stray
-from sharding.desk.verdicts import Reading, Verdicts
 from sharding.loading.classic import free_disk_bytes
 from sharding.loading.measure import free_memory_bytes
 from sharding.planning.plan import identify_plan
@@ -90,16 +88,16 @@ class Desk(AbstractContextManager["Desk"]):
         """Return what it costs here to make the plan `made` from `original`, or to read it and the copy `made`."""
         with self._lock:
             finished = list(self._finished)
-        return forecasts.forecast(forecasts.work_of(original, made), self._rates(original, made), finished)
+        return forecasts.forecast(self._work_of(original, made), finished)
 
     def has_room(self, needs: forecasts.Forecast) -> bool:
         """Return whether this machine has the memory and the disk that a job `needs` now."""
         memory, disk = MEMORY_SHARE * free_memory_bytes(), free_disk_bytes(self._settings.folder)
         return needs.peak_anon_bytes <= memory and needs.disk_bytes <= disk
 
-    def _rates(self, original: Content, made: Plan | Content) -> forecasts.Rates:
+    def _work_of(self, original: Content, made: Plan | Content) -> forecasts.Work:
         repo_id = (original if isinstance(made, Plan) else made).source.repo_id
-        return forecasts.Rates(this_machine().result(), self.lookup.answer_seconds(repo_id) or 0.0)
+        return forecasts.work_of(original, made, self.lookup.answer_seconds(repo_id) or 0.0)
 
     def submit(self, request: JobRequest, who: Person, token: str) -> str:
         """Accept a job of `who` and return its id. Raises Refused, and ShardingError if it would fail at once."""
@@ -130,7 +128,7 @@ class Desk(AbstractContextManager["Desk"]):
     def _queue_up(self, request: JobRequest, original: Content, made: Plan | Content, who: Person, token: str) -> str:
         """Queue the job that makes the plan `made` from `original`, or reads it and the copy `made`. Return its id."""
         options = made.options if isinstance(made, Plan) else request.options
-        seconds = forecasts.expected_seconds(forecasts.work_of(original, made), self._rates(original, made))
+        seconds = self._work_of(original, made).expected_seconds
         if seconds and request.engine == "classic":
             seconds *= forecasts.CLASSIC_TIMES
         seconds *= forecasts.STATED_TIMES if request.proof == "stated" else 1.0

@@ -1,16 +1,27 @@
-"""Estimate the cost of a job on this machine, and of loading the model and saving it again instead."""
+"""Estimate what a job costs on this machine, from a measurement in a process of its own and from jobs done here."""
 
+import hashlib
 import heapq
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, floor, inf, sqrt
 from statistics import median
 
+from pydantic import TypeAdapter, ValidationError
+
+from sharding.core.environment import child_command, child_environment
 from sharding.core.events import Progress
-from sharding.core.limits import RANGES_AT_ONCE, THREADS
+from sharding.core.limits import BATCH_BYTES, HUB_BATCH_BYTES, RANGES_AT_ONCE, THREADS
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Content, Plan
-from sharding.desk.gauge import Machine
 from sharding.desk.jobs import JobRecord
 from sharding.loading.costs import CLASSIC_WAY
 from sharding.loading.measure import BASE_ANON_BYTES
@@ -31,21 +42,100 @@ STATED_TIMES = 0.75
 MOST_SECONDS = 1e9  # No range is around a longer time, which no job takes. A broken rate may name any time.
 
 
+GAUGED_BYTES = 32 << 20  # Bytes that are stored and read to measure this machine. They take half a second.
+GAUGE_SECONDS = 20.0  # Longest time to measure this machine. A sound one takes one to two seconds.
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job takes here without its Hub: the start of its process, and the bytes that it moves in a second."""
+
+    start_seconds: float
+    bytes_per_second: float
+
+
+_GAUGED = TypeAdapter(tuple[float, float])
+
+
+@cache
+def this_machine() -> "Future[Machine | None]":
+    """Return what `measure_machine` finds. The first call starts to measure, and the page measures only once."""
+    return ThreadPoolExecutor(1, thread_name_prefix="gauge").submit(measure_machine)
+
+
+def measure_machine() -> Machine | None:
+    """Return what this machine can do, or None if it cannot be measured. Takes about a second."""
+    started = time.monotonic()
+    try:
+        done = subprocess.run(
+            child_command("sharding.desk.forecast"), capture_output=True, env=child_environment(), timeout=GAUGE_SECONDS
+        )
+        seconds = time.monotonic() - started
+        gauge_seconds, thread_seconds_per_byte = _GAUGED.validate_json(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValidationError):
+        return None
+    cores = min(THREADS, os.cpu_count() or 1)
+    return Machine(max(seconds - gauge_seconds, 0.0), cores / thread_seconds_per_byte)
+
+
+def seconds_per_byte(count: int) -> float:
+    """Return what a byte takes in one thread. Half of `count` is random, which nothing packs, half are zeros."""
+    from blake3 import blake3
+    from hf_xet import XetFileInfo
+
+    from sharding.storage.hub.client import xet_session
+
+    batches = [os.urandom(BATCH_BYTES) if number % 2 else bytes(BATCH_BYTES) for number in range(count // BATCH_BYTES)]
+    size, digest, sha256 = BATCH_BYTES * len(batches), blake3(), hashlib.sha256()
+    with tempfile.TemporaryDirectory(prefix="gauge-") as folder:
+        session, store = xet_session(), f"local://{folder}"
+        started = _now()
+        commit = session.new_upload_commit(endpoint=store)
+        stream = commit.start_upload_stream(name="gauge")
+        for batch in batches:
+            digest.update(batch)
+            stream.write(batch)
+        stored = stream.finish().xet_info
+        commit.wait_to_finish()
+        stored_at = _now()
+        group = session.new_download_stream_group(endpoint=store)
+        for start in range(0, size, HUB_BATCH_BYTES):
+            info = XetFileInfo(stored.hash, size)
+            for chunk in group.download_stream(info, start, min(size, start + HUB_BATCH_BYTES)):
+                digest.update(chunk)
+                sha256.update(chunk)
+        read_at = _now()
+    return (stored_at - started + 2 * (read_at - stored_at)) / size
+
+
+def _now() -> float:
+    """Return the mean of clock and processor time: a machine that is busy now may be less so later."""
+    return (time.monotonic() + time.process_time()) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The size of a job: the bytes of its source or its copy, whichever has more, and the weight files of both."""
+    """A job before it starts: the bytes of its source or its copy, whichever has more, the weight files of both, the
+    machine (None: it could not be measured), and the Hub's time to answer.
+
+    >>> work = Work(14_500_000_000, 2, 66, Machine(start_seconds=1.0, bytes_per_second=200e6), answer_seconds=0.05)
+    >>> round(work.expected_seconds, 1)
+    82.2
+    """
 
     bytes: int
     source_files: int
     files: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What was measured before a job: the machine (None: it could not be measured), and the Hub's time to answer."""
-
     machine: Machine | None
     answer_seconds: float
+
+    @property
+    def expected_seconds(self) -> float:
+        """Its time if nothing else is known: its start, its requests one after another, and its bytes."""
+        machine = self.machine or Machine(0.0, HUB_JOB_BYTES_PER_SECOND)
+        headers = self.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)  # side by side, and once more to verify
+        answers = JOB_ANSWERS + SHARD_ANSWERS * self.files + headers
+        return machine.start_seconds + answers * self.answer_seconds + self.bytes / machine.bytes_per_second
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +151,21 @@ class Forecast:
     way: str = ""
 
 
-def work_of(original: Content, made: Plan | Content) -> Work:
-    """Return the size of the job that makes the plan `made` from `original`, or reads it and the copy `made` whole."""
+def work_of(original: Content, made: Plan | Content, answer_seconds: float) -> Work:
+    """Return the job that makes the plan `made` from `original`, or reads it and the copy `made` whole."""
     files = made.shards if isinstance(made, Plan) else made.weight_files
-    return Work(max(original.input_bytes, made.total_bytes), len(original.weight_files), len(files))
+    size = max(original.input_bytes, made.total_bytes)
+    return Work(size, len(original.weight_files), len(files), this_machine().result(), answer_seconds)
 
 
-def expected_seconds(work: Work, rates: Rates) -> float:
-    """Return the time of a job as `rates` alone let expect it: its start, its requests one after another, its bytes.
-
-    >>> rates = Rates(Machine(start_seconds=1.0, bytes_per_second=200e6), answer_seconds=0.05)
-    >>> round(expected_seconds(Work(14_500_000_000, source_files=2, files=66), rates), 1)
-    82.2
-    """
-    machine = rates.machine or Machine(0.0, HUB_JOB_BYTES_PER_SECOND)
-    headers = work.source_files * (1 / RANGES_AT_ONCE + 1 / THREADS)  # side by side, and once more to verify
-    answers = JOB_ANSWERS + SHARD_ANSWERS * work.files + headers
-    return machine.start_seconds + answers * rates.answer_seconds + work.bytes / machine.bytes_per_second
-
-
-def forecast(work: Work, rates: Rates, finished: Iterable[JobRecord]) -> Forecast:
-    """Return the expected cost of a job, from measured `rates`, and from how long the `finished` jobs here took."""
+def forecast(work: Work, finished: Iterable[JobRecord]) -> Forecast:
+    """Return the expected cost of a job, from what was measured, and from how long the `finished` jobs here took."""
     done = [record for record in finished if record.factor is not None]
     factor = correction(done)
-    middle = expected_seconds(work, rates) * (1.0 if factor is None else factor)
+    middle = work.expected_seconds * (1.0 if factor is None else factor)
     lower, upper = range_around(middle)
     if factor is None:
-        return Forecast(lower, upper, HUB_JOB_ANON_BYTES, 0, _basis(rates))
+        return Forecast(lower, upper, HUB_JOB_ANON_BYTES, 0, _basis(work))
     return Forecast(
         lower,
         upper,
@@ -113,11 +191,11 @@ def range_around(middle: float) -> tuple[float, float]:
     return lower, max(floor(upper / step) * step, lower)
 
 
-def _basis(rates: Rates) -> str:
-    machine = rates.machine
+def _basis(work: Work) -> str:
+    machine = work.machine
     here = "This machine copies" if machine else "This machine could not be measured. Another one copied"
     rate = format_bytes(machine.bytes_per_second if machine else HUB_JOB_BYTES_PER_SECOND)
-    answers = f"{1000 * rates.answer_seconds:.0f} ms"
+    answers = f"{1000 * work.answer_seconds:.0f} ms"
     return (
         f"No job has been done here yet, so the time follows from two measurements. {here} {rate} a second. The Hub "
         f"answers within {answers}. A slower network takes longer, and so does a comparison of loads. Memory and disk "
@@ -171,3 +249,16 @@ def classic_forecast(checkpoint: Content, plan: Plan, ours: Forecast) -> Forecas
     mapped, disk = 0 if checkpoint.of_ranks else checkpoint.total_bytes, checkpoint.input_bytes + plan.total_bytes
     times = ours.lower_seconds * CLASSIC_TIMES, ours.upper_seconds * CLASSIC_TIMES
     return Forecast(*times, BASE_ANON_BYTES + made, disk, mapped_bytes=mapped, way=way)
+
+
+def main() -> None:
+    """Print how long measuring took, and what a byte takes in one thread, both in seconds."""
+    from sharding import job  # noqa: F401 - a job imports it, so its time belongs to the start
+
+    started = time.monotonic()
+    cost = seconds_per_byte(GAUGED_BYTES)
+    sys.stdout.write(json.dumps([time.monotonic() - started, cost]))
+
+
+if __name__ == "__main__":
+    main()

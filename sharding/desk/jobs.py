@@ -11,11 +11,10 @@ from typing import Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.errors import Remedy
-from sharding.core.events import Progress, Published, ShardFinished
+from sharding.core.events import PHASES, Progress, Published, ShardFinished
 from sharding.core.limits import MAX_FILES
-from sharding.core.made import phrase
 from sharding.core.options import Request
-from sharding.core.text import count, duration, format_bytes, undecided_sentence, within_words, without_revision
+from sharding.core.text import duration, format_bytes, without_revision
 from sharding.core.verification import Outcome, Verification
 from sharding.loading.costs import Probed
 from sharding.report.comparison import ComparisonSummary
@@ -212,7 +211,7 @@ class History:
                 begins = self.progress is None or self.progress.phase != event.phase
                 self.progress = event
                 self._sum(event, begins)
-                return _PHASES[event.phase] if begins else ""
+                return f"{PHASES[event.phase].capitalize()}." if begins else ""
             case ShardFinished():
                 if len(self.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
@@ -223,23 +222,11 @@ class History:
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
                 self.verification = event
-                outcome, done = event.outcome, phrase(event.made)
-                if event.holds and outcome.kind != "stated":
+                kind = event.outcome.kind
+                if event.holds and kind != "stated":
                     self.reread = dict(self._sizes)
-                match outcome.kind:
-                    case "identical":
-                        return f"Verified: all {event.tensors:,} tensors are bit-identical to the source's{done}."
-                    case "unstated":
-                        return f"Verified: all {event.tensors:,} tensors match what was read from the source{done}."
-                    case "stated":
-                        return f"The Hub states the hashes of what was sent{done}; {event.sample} read again."
-                    case "within":
-                        return f"Verified: {within_words(event.tensors, outcome.tensors)}."
-                    case "undecided":
-                        return undecided_sentence(outcome.tensors)
-                    case "different":
-                        so = ", so the copy is not published" * bool(self.planned)  # a comparison has no plan
-                        return f"Verification found {count(outcome.tensors, 'difference')}{so}."
+                is_kept_back = kind == "different" and self.planned  # a comparison has no plan
+                return event.sentence + " The copy is not published." * bool(is_kept_back)
             case Probed():
                 self.loads = ((self.loads or (0, 0))[0] + 1, event.loads)
                 name = "the original" if event.side == "original" else "the copy"
@@ -291,14 +278,6 @@ def status_of(
     known |= {one.name: getattr(record, one.name) for one in fields(record)}
     return JobStatus(**known, position=position, seconds_until_start=seconds_until_start)
 
-
-_PHASES = {
-    "check": "Checking the files that an earlier run finished.",
-    "transfer": "Writing the files.",
-    "verify": "Reading the copy again to verify it.",
-    "numbers": "Comparing the numbers that differ.",
-    "fetch": "Fetching the files to load.",
-}
 
 _NOTED: dict[type[JobEvent], str] = {
     PlanMade: "planned",

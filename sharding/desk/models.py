@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from threading import RLock
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -19,9 +18,9 @@ from sharding.core.options import Options, Request
 from sharding.core.origin import Role
 from sharding.core.threads import readers
 from sharding.core.values import Content, Plan
-from sharding.desk.gauge import this_machine
+from sharding.desk.forecast import this_machine
 from sharding.desk.overview import Overview, ask_overview
-from sharding.desk.questions import Kept, Questions, answered, forget_old, result_of
+from sharding.desk.questions import Cache, Kept, Questions, answered, result_of
 from sharding.model_class.architecture import hints_for, stored_names
 from sharding.planning.devices import DevicePlan
 from sharding.planning.plan import as_read, planned
@@ -38,14 +37,12 @@ _TENSOR_BYTES = 500  # What a tensor takes in memory.
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
 
-class Headers:
+class Headers(Cache):
     """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
 
     def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(CACHED_CHECKPOINTS, clock)
         self._endpoint = endpoint
-        self._clock = clock
-        self._lock = RLock()
-        self._entries: dict[Hashable, Kept] = {}
 
     def read(
         self,
@@ -63,10 +60,10 @@ class Headers:
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
             self.forget()
-            public = self._entries.get((*key[:-1], ""))  # what was read without a login
-            entry = public if public and public.answer.done() else self._entries.get(key)
+            public = self._kept.get((*key[:-1], ""))  # what was read without a login
+            entry = public if public and public.answer.done() else self._kept.get(key)
             if entry is None:
-                mine = self._entries[key] = Kept(self._clock())
+                mine = self._kept[key] = Kept(self._clock())
         if entry:
             return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
@@ -75,17 +72,12 @@ class Headers:
             checkpoint = read(endpoint=self._endpoint, token=token)
         except BaseException as error:
             with self._lock:
-                self._entries.pop(key, None)
+                self._kept.pop(key, None)
             mine.answer.set_exception(error)
             raise
         mine.weight = checkpoint.input_tensors + checkpoint.key_bytes // _TENSOR_BYTES
         mine.answer.set_result(checkpoint)
         return checkpoint
-
-    def forget(self) -> None:
-        """Drop entries that are too old, and the oldest ones if they hold too much."""
-        with self._lock:
-            forget_old(self._entries, self._clock(), CACHED_CHECKPOINTS)
 
 
 def fingerprint(token: str | None) -> str:

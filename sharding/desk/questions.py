@@ -82,15 +82,24 @@ class Kept:
     answer: Future[Any] = field(default_factory=Future)
 
 
-def forget_old(kept: dict[Hashable, Any], now: float, most: int) -> None:
-    """Drop the answers in `kept` that are too old, and the oldest ones if they are more than `most` or too large."""
-    weight = 0
-    for number, (key, one) in enumerate(reversed(list(kept.items()))):
-        weight += one.weight or 0
-        too_much = number >= most or weight > CACHED_TENSORS
-        old = one.weight is None or now - one.asked > CACHED_SECONDS
-        if (old or too_much) and one.answer.done():
-            del kept[key]
+class Cache:
+    """Keeps the answers to questions for a while."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        """Keep at most so many. `clock` returns seconds."""
+        self._most, self._clock, self._lock = most, clock, RLock()
+        self._kept: dict[Hashable, Any] = {}
+
+    def forget(self) -> None:
+        """Drop answers that are too old, and the oldest ones if they are too many or too large."""
+        with self._lock:
+            weight = 0
+            for number, (key, one) in enumerate(reversed(list(self._kept.items()))):
+                weight += one.weight or 0
+                too_much = number >= self._most or weight > CACHED_TENSORS
+                old = one.weight is None or self._clock() - one.asked > CACHED_SECONDS
+                if (old or too_much) and one.answer.done():
+                    del self._kept[key]
 
 
 @dataclass(slots=True)
@@ -99,14 +108,12 @@ class _Question(Kept):
     work: Callable[[], Any] | None = None
 
 
-class Questions:
+class Questions(Cache):
     """Answers one question at a time. A few wait, one per caller. Answers are cached, errors too, but not Refused."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start to answer. `clock` returns seconds."""
-        self._clock = clock
-        self._lock = RLock()
-        self._questions: dict[Hashable, _Question] = {}
+        super().__init__(CACHED_ANSWERS, clock)
         self._open: SimpleQueue[_Question | None] = SimpleQueue()
         self._usual_seconds = QUESTION_SECONDS / 3
         Thread(target=self._answer, name="questions", daemon=True).start()
@@ -118,10 +125,10 @@ class Questions:
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
             self.forget()
-            question = self._questions.get(key)
+            question = self._kept.get(key)
             if question is None:
                 self._refuse_crowd(caller)
-                question = self._questions[key] = _Question(self._clock(), weight, callers={caller}, work=work)
+                question = self._kept[key] = _Question(self._clock(), weight, callers={caller}, work=work)
                 self._open.put(question)
             elif not question.answer.done() and caller not in question.callers:
                 self._refuse_crowd(caller)
@@ -133,7 +140,7 @@ class Questions:
         self._open.put(None)
 
     def _refuse_crowd(self, caller: str) -> None:
-        waiting = [question for question in self._questions.values() if not question.answer.done()]
+        waiting = [question for question in self._kept.values() if not question.answer.done()]
         hint = f"Try again in {ceil(self._usual_seconds * max(len(waiting), 1))} seconds."
         callers = [each for question in waiting for each in question.callers]
         if caller in callers:
@@ -153,8 +160,3 @@ class Questions:
                 question.answer.set_exception(error)
             self._usual_seconds = (2 * self._usual_seconds + self._clock() - began) / 3
             del question, work  # with its answer: the next question may come much later
-
-    def forget(self) -> None:
-        """Drop answers that are too old, and the oldest ones if they are too many or too large."""
-        with self._lock:
-            forget_old(self._questions, self._clock(), CACHED_ANSWERS)

@@ -19,7 +19,7 @@ from sharding.core.limits import EVENT_BYTES, EVENTS_BYTES, STDERR_BYTES
 from sharding.core.text import count, undecided_sentence
 from sharding.desk.job_store import Shelf
 from sharding.desk.jobs import History, JobRecord, JobRequest, State
-from sharding.desk.verdicts import Reading, Verdict, Verdicts
+from sharding.desk.judgement import Reading, Verdict, Verdicts
 from sharding.storage.hub.lookup import Lookup
 
 STOP_SECONDS = 5.0  # Time that a job gets to stop before it is killed.

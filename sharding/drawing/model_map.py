@@ -193,21 +193,21 @@ def _map(
     # A tensor in pieces lies in many files. Today's files then become one column.
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
-    held_today = [(was, group.today_bytes, group) for (was, *_), group in groups]
-    held_after = [(column, group.bytes, group) for (_, column, *_), group in groups]
-    totals = [sum(size for column, size, _ in one if column >= 0) for one in (held_today, held_after)]
+    held_today = [(was, layer, group.today_bytes, group.tensors) for (was, _, layer, *_), group in groups]
+    held_after = [(column, layer, group.bytes, group.tensors) for (_, column, layer, *_), group in groups]
+    totals = [sum(size for column, _, size, _ in one if column >= 0) for one in (held_today, held_after)]
     widths = [max(WIDTH * total / max(*totals, 1), _NARROWEST) if min(totals) else WIDTH for total in totals]
     today = _columns(files_today, step_today, held_today, widths[0])
     after = _columns(files, step, held_after, widths[1])
-    boxes_today = _boxes(today, [(was, layer, group.today_bytes) for (was, _, layer, *_), group in groups])
-    boxes = _boxes(after, [(column, layer, group.bytes) for (_, column, layer, *_), group in groups])
+    boxes_today, boxes = _boxes(today, held_today), _boxes(after, held_after)
     cells = []
     for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
         assert box, "every tensor of a copy is in one of its files"
         what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
         cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed, is_filled))
-    columns_of = [{file: at for at, one in enumerate(columns) for file in one.names} for columns in (after, today)]
-    column_of, column_today = columns_of
+    column_of, column_today = (
+        {file: at for at, one in enumerate(side) for file in one.names} for side in (after, today)
+    )
     experts = expert_grid(
         (tensor.name, column_of[file], column_today.get(there.get(tensor.name, ("", 0))[0], -1), tensor.bytes)
         for tensor, file in placed
@@ -270,25 +270,26 @@ def _merged(groups: _Groups, steps: Sequence[int]) -> _Groups:
     return merged
 
 
-def _columns(
-    files: Sequence[str], step: int, contents: Iterable[tuple[int, int, _Group]], width: float
-) -> list[Column]:
-    """Return the columns of a strip of `width`, `step` files in each. `contents`: (column, bytes, group)."""
+_Held = Sequence[tuple[int, int, int, int]]  # The column, layer, bytes and number of tensors of each cell in a strip.
+
+
+def _columns(files: Sequence[str], step: int, cells: _Held, width: float) -> list[Column]:
+    """Return the columns of a strip of `width`, `step` files in each."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
-    for column, size, group in contents:
+    for column, _, size, number in cells:
         if column >= 0:
-            tensors[column] += group.tensors
+            tensors[column] += number
             sizes[column] += size
     places = _split(0, width, sizes, next(gap for most, gap in _GAPS if len(neighbours) <= most))
     columns = zip(neighbours, tensors, sizes, places, strict=True)
     return [Column(names, held, size, *place) for names, held, size, place in columns]
 
 
-def _boxes(columns: Sequence[Column], items: Sequence[tuple[int, int, int]]) -> list[Box | None]:
-    """Return the boxes of (column, layer, bytes): layers side by side, and the cells of a layer in a stack."""
+def _boxes(columns: Sequence[Column], items: _Held) -> list[Box | None]:
+    """Return the box of each cell: layers side by side, and the cells of a layer in a stack."""
     layers: dict[int, dict[int, list[int]]] = {}
-    for index, (column, layer, _) in enumerate(items):
+    for index, (column, layer, *_) in enumerate(items):
         layers.setdefault(column, {}).setdefault(layer, []).append(index)
     boxes: list[Box | None] = [None] * len(items)
     layers.pop(-1, None)

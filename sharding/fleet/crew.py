@@ -4,9 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
-
-from typing_extensions import override
 
 from sharding.core import errors
 from sharding.core.errors import Refused, ShardingError
@@ -19,7 +18,7 @@ from sharding.fleet.ray_workers import RayWorkers
 from sharding.report.schema import FleetCost, NodeCost, Resources
 from sharding.transfer.lanes import Done, Pace
 from sharding.transfer.stream import Moving, PiecesOf, Target
-from sharding.verify.digests import Reader
+from sharding.verify.digests import Reader, by_file
 
 ATTEMPTS = 3  # Attempts at a part whose worker dies or whose access expires. What fails three times is no accident.
 WORKERS_SECONDS = 60.0  # Longest wait for a cluster without any processor, while no part runs.
@@ -33,46 +32,28 @@ class _Queue:
         self.under_way: dict[Any, int] = {}
         self.states: dict[int, AtWork] = {}
         self.idle_since: float | None = None
-        self._done: dict[int, int] = {}
-        self._counted = 0
-        self._counted_of = dict[int, int]()
+        self.new_bytes = 0
+        self.new_files = dict[str, int]()
+        self._counted = [0] * len(shards)
 
     @property
     def at_work(self) -> tuple[AtWork, ...]:
         return tuple(self.states[number] for number in self.under_way.values() if number in self.states)
 
-    def end(self, part: Any, *, is_done: bool) -> int:
-        """Take a running part off, because it is done or must start again; return its number."""
-        number = self.under_way.pop(part)
-        self.states.pop(number, None)
-        if is_done:
-            self._done[number] = self.shards[number].bytes
-        else:
-            self.waiting.appendleft(number)
-        return number
-
-    def more_bytes(self) -> int:
-        """Return how many bytes are done since the last call. Lost work is not counted twice."""
-        done = sum(self._done.values()) + sum(state.bytes_done for state in self.states.values())
-        before, self._counted = self._counted, max(done, self._counted)
-        return self._counted - before
-
-    def more_by_file(self) -> dict[str, int]:
-        """Return how many bytes of each file are done since the last call, for at most `PROGRESS_FILES` files."""
-        files = dict[str, int]()
-        done = self._done | {number: state.bytes_done for number, state in self.states.items()}
-        for number, size in done.items():
-            before = self._counted_of.get(number, 0)
-            if size > before and len(files) < PROGRESS_FILES:
-                files[self.shards[number].file] = size - before
-                self._counted_of[number] = size
-        return files
+    def count(self, number: int, bytes_done: int) -> None:
+        """Count what is done of a shard. Work that was lost and is done again is not counted twice."""
+        if (more := bytes_done - self._counted[number]) > 0:
+            self._counted[number] = bytes_done
+            self.new_bytes += more
+            file = self.shards[number].file
+            self.new_files[file] = self.new_files.get(file, 0) + more
 
 
 class Crew(Reader):
     """The workers of one job. It yields and returns the same as one machine."""
 
     def __init__(self, workers: RayWorkers) -> None:
+        super().__init__(self._move, by_file)
         self._workers = workers
         self._nodes: dict[str, NodeCost] = {}
         self._repeated: list[str] = []
@@ -84,8 +65,7 @@ class Crew(Reader):
         nodes = sorted(self._nodes.values(), key=lambda cost: cost.node)
         return FleetCost(self._workers.name, tuple(nodes), tuple(self._repeated))
 
-    @override
-    def move(
+    def _move(
         self,
         phase: Phase,
         shards: Sequence[Shard],
@@ -105,11 +85,12 @@ class Crew(Reader):
                         self._add(done.result, shards[done.number].bytes, of_source=phase == "transfer")
                         sink.note(done.result.record)
                         yield Done(done.number, done.result.record)
-                if progress := pace.add(queue.more_bytes(), time.monotonic()):
+                more, queue.new_bytes = queue.new_bytes, 0
+                if progress := pace.add(more, time.monotonic()):
                     sent, there = self.spent.bytes_uploaded, self.spent.bytes_deduplicated
                     # A part that reads may be put together from several files.
-                    files = queue.more_by_file() if phase == "transfer" else {}
-                    news = replace(progress, workers=queue.at_work, files=files)
+                    names = list(islice(queue.new_files, PROGRESS_FILES)) if phase == "transfer" else []
+                    news = replace(progress, workers=queue.at_work, files={n: queue.new_files.pop(n) for n in names})
                     yield replace(news, bytes_uploaded=sent, bytes_deduplicated=there)
         finally:
             for part in queue.under_way:
@@ -132,12 +113,17 @@ class Crew(Reader):
 
     def _heard(self, queue: _Queue, part: Any, event: PartEvent | None) -> Done[PartDone] | None:
         """Return a finished part. Queue a failed one again, or raise its error if that is no use."""
+        number = queue.under_way[part]
         if isinstance(event, AtWork):
-            queue.states[queue.under_way[part]] = event
+            queue.states[number] = event
+            queue.count(number, event.bytes_done)
             return None
-        number = queue.end(part, is_done=isinstance(event, PartDone))
+        del queue.under_way[part]
+        queue.states.pop(number, None)
         if isinstance(event, PartDone):
+            queue.count(number, queue.shards[number].bytes)
             return Done(number, event)
+        queue.waiting.appendleft(number)
         file, begun = queue.shards[number].file, queue.begun[number]
         if event is None and begun >= ATTEMPTS:
             hint = "Check Ray's logs of its node and the memory there. Finished shards are kept."
@@ -155,8 +141,8 @@ class Crew(Reader):
         self._nodes[done.node] = NodeCost(done.node, before.parts + 1, before.bytes + size, seconds, peak)
 
 
-_RAISED = (
-    *(errors.UsageError, errors.SourceError, errors.HeaderError, errors.DamagedError, errors.OverflowRefused),
-    *(errors.DestinationError, errors.Refused, errors.GrantExpired),
-)
-_KINDS = {kind.__name__: kind for kind in _RAISED}  # Errors of parts that are raised here with the same class.
+_KINDS = {  # Errors of parts that are raised here with the same class: those that need no more than words.
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, ShardingError) and "__init__" not in vars(kind)
+}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
 
@@ -53,8 +52,7 @@ class PartFailed:
 
 
 PartEvent = AtWork | PartDone | PartFailed
-_EVENTS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in (AtWork, PartDone, PartFailed)}
-_PART = TypeAdapter(Part)
+_PART, _EVENT = TypeAdapter(Part), TypeAdapter[PartEvent](PartEvent)
 
 
 def part_json(part: Part) -> str:
@@ -62,22 +60,12 @@ def part_json(part: Part) -> str:
     return _PART.dump_json(part).decode()
 
 
-def parse_part(text: str) -> Part:
-    """Return the part that `part_json` wrote."""
-    return _PART.validate_json(text)
+def event_json(event: PartEvent) -> str:
+    """Return an event of a part as a line of JSON. No two kinds of event have the same fields."""
+    return _EVENT.dump_json(event).decode()
 
 
-def event_line(event: PartEvent) -> str:
-    """Return an event of a part as a line: the name of its kind, and JSON."""
-    name = type(event).__name__
-    return f"{name} {_EVENTS[name].dump_json(event).decode()}"
-
-
-def parse_event(line: str) -> PartEvent:
-    """Return the event that `event_line` wrote."""
-    name, _, text = line.partition(" ")
-    event: PartEvent = _EVENTS[name].validate_json(text)
-    return event
+parse_part, parse_event = _PART.validate_json, _EVENT.validate_json
 
 
 def part_of(

@@ -4,7 +4,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -20,7 +20,6 @@ _HINT = (
     "On a machine of the cluster, set RAY_ADDRESS to auto, or to the head node with the port of its store (6379). From "
     "elsewhere, use ray job submit."
 )
-_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 
 
 @contextmanager
@@ -36,21 +35,15 @@ def ray_workers() -> Iterator["RayWorkers"]:
             raise Refused(f"No Ray cluster is at {address}: {error}.", _HINT) from error
     import ray
 
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        # Without the second, workers would import any `sharding` in the current folder.
+        options |= {"_node_ip_address": "127.0.0.1", "job_config": ray.job_config.JobConfig(_client_job=True)}
     with _signals_kept():
         try:
-            if address == "local":
-                with without_login():  # the processes that start now inherit it
-                    ray.init(
-                        "local",
-                        include_dashboard=False,
-                        object_store_memory=_OBJECT_STORE_BYTES,
-                        _node_ip_address="127.0.0.1",
-                        # Else workers would import any `sharding` in the current folder.
-                        job_config=ray.job_config.JobConfig(_client_job=True),
-                        **_QUIET,
-                    )
-            else:
-                ray.init(address, **_QUIET)
+            with without_login() if address == "local" else nullcontext():  # processes that start now inherit it
+                ray.init(address, **options)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             problem = "Ray cannot start a cluster here" if address == "local" else f"No Ray cluster is at {address}"
             raise Refused(f"{problem}: {error}", _HINT) from error
@@ -102,7 +95,7 @@ class RayWorkers:
             except (StopIteration, self._ray.exceptions.RayError):
                 yield part, None
                 continue
-            if " " not in line:
+            if not line.startswith("{"):
                 message = f"On node {node}, shard-my-repo is {line or 'not installed'}, but here it is {__version__}."
                 hint = "Install the same version on all nodes. A runtime environment of Ray can do that."
                 raise Refused(message, hint)

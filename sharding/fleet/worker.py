@@ -15,7 +15,7 @@ from sharding.core.limits import GRANT_MARGIN_SECONDS, TOLD_SECONDS
 from sharding.core.meter import Meter
 from sharding.core.protocols import LentDestination, LentSource, ShardSink, Source
 from sharding.core.values import FileEntry
-from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, event_line, parse_part, pieces_of
+from sharding.fleet.parts import Part, PartDone, PartEvent, PartFailed, event_json, parse_part, pieces_of
 from sharding.report.schema import Resources
 from sharding.storage.folder_source import FolderSource
 from sharding.storage.folder_writing import FolderSink
@@ -33,13 +33,13 @@ def work(text: str, node: str) -> Iterator[str]:
     part = parse_part(text)
     try:
         for event in _do(part, node):
-            yield event_line(event)
+            yield event_json(event)
     except ShardingError as error:
         again = _is_worth_another_try(error, part)
-        yield event_line(PartFailed(node, type(error).__name__, error.message, error.hint, again, error.remedy))
+        yield event_json(PartFailed(node, type(error).__name__, error.message, error.hint, again, error.remedy))
     except Exception as error:
         fault = unforeseen(error)
-        yield event_line(PartFailed(node, type(fault).__name__, fault.message, fault.hint))
+        yield event_json(PartFailed(node, type(fault).__name__, fault.message, fault.hint))
 
 
 def _do(part: Part, node: str) -> Iterator[PartEvent]:

@@ -16,8 +16,8 @@ from struct import Struct, pack
 from typing_extensions import override
 
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_TENSORS
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, GgufHead, Plan, Shard, Tensor, TensorDigest
 from sharding.formats.names import what_is
@@ -69,12 +69,7 @@ class Header:
 
 
 class NeedsMore(Exception):
-    """The header does not end in the bytes that were read. It has at least `bytes`."""
-
-    def __init__(self, least: int) -> None:
-        """Say how many bytes are needed."""
-        super().__init__(least)
-        self.bytes = least
+    """The header does not end in the bytes that were read. The argument is how many it has at least."""
 
 
 def parts_of(file: str) -> tuple[str, int, int] | None:
@@ -125,7 +120,7 @@ def read_header(read: Callable[[int, int], bytes], file_bytes: int, file: str, f
         try:
             return parse_header(data, file_bytes, file, folder)
         except NeedsMore as more:
-            end = min(file_bytes, max(more.bytes, 4 * end))
+            end = min(file_bytes, max(more.args[0], 4 * end))
 
 
 class _Walk:
@@ -300,21 +295,13 @@ def keys_of(head: GgufHead, number: int, count: int) -> dict[bytes, bytes]:
     """
     if count == head.files == 1:
         return dict(head.keys)
-    split = {key: _key(key, kind) for key, kind in SPLIT_KEYS.items()}
-    split[NO] += pack("<H", number - 1)
-    split[COUNT] += pack("<H", count if count > 1 else 0)
-    split[TENSORS] += pack("<i", head.tensors)
-    last = {key: split[key] for key in (NO, TENSORS, COUNT)}
-    if count == 1:
-        return {key: value for key, value in head.keys.items() if key != COUNT} | last
+    split = {NO: pack("<H", number - 1), TENSORS: pack("<i", head.tensors), COUNT: pack("<H", count * (count > 1))}
+    last = {key: pack("<Q", len(key)) + key + pack("<I", SPLIT_KEYS[key]) + value for key, value in split.items()}
     if number == 1:
-        return {key: value for key, value in head.keys.items() if key not in SPLIT_KEYS} | last
+        dropped = SPLIT_KEYS if count > 1 else {COUNT}
+        return {key: value for key, value in head.keys.items() if key not in dropped} | last
     is_odd = alignment_of(head.keys) != _USUAL_ALIGNMENT
     return ({ALIGNMENT: head.keys[ALIGNMENT]} if is_odd else {}) | last
-
-
-def _key(key: bytes, kind: int) -> bytes:
-    return pack("<Q", len(key)) + key + pack("<I", kind)
 
 
 def loses_in_gguf_split(head: GgufHead, tensors: Iterable[Tensor]) -> list[str]:
@@ -328,7 +315,6 @@ def loses_in_gguf_split(head: GgufHead, tensors: Iterable[Tensor]) -> list[str]:
 
 
 def _has_nul(value: bytes) -> bool:
-    """Return whether a key has a text with a NUL."""
     at = 8 + int.from_bytes(value[:8], "little")
     kind, count, at = _U32(value, at)[0], 1, at + 4
     if kind == _ARRAY:
@@ -353,26 +339,21 @@ class Gguf(FileFormat):
         return f"{component.stem}{suffix}{GGUF}"
 
     @override
-    def order(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        return list(tensors)
-
-    @override
     def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
-        header, alignment, gaps = _laid(plan, shard)
-        yield header
-        for number, tensor in enumerate(shard.tensors):
+        head, parts = plan.component(shard).gguf, parts_of(shard.file)
+        assert head and parts, shard.file
+        if head.raw and parts[2] == 1:
+            gaps = iter(head.raw)
+            yield next(gaps)
+        else:
+            keys = keys_of(head, *parts[1:])
+            alignment = alignment_of(keys)
+            gaps = (bytes(-tensor.bytes % alignment) for tensor in shard.tensors)
+            yield build_header(shard.tensors, keys)
+        for tensor, gap in zip(shard.tensors, gaps, strict=True):
             yield tensor
-            if behind := gaps[number] if gaps else bytes(-tensor.bytes % alignment):
-                yield behind
-
-    @override
-    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-        header, alignment, _ = _laid(plan, shard)
-        placed, at = list[Tensor](), len(header)
-        for tensor in shard.tensors:
-            placed.append(tensor._replace(recipe=Stored(0, shard.file, at, at + tensor.bytes)))
-            at += tensor.bytes + -tensor.bytes % alignment
-        return tuple(placed)
+            if gap:
+                yield gap
 
     @override
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
@@ -383,13 +364,3 @@ class Gguf(FileFormat):
         except OSError as error:
             raise HeaderError(f"{shard.file} cannot be read: {error}.", _HINT) from error
         return {name: TensorDigest(dtype, shape, "") for name, dtype, shape, *_ in header.tensors}, {}
-
-
-def _laid(plan: Plan, shard: Shard) -> tuple[bytes, int, tuple[bytes, ...]]:
-    """Return the header of a file, its alignment, and the bytes behind each tensor if these are not just zeros."""
-    head, parts = plan.component(shard).gguf, parts_of(shard.file)
-    assert head and parts, shard.file
-    if head.raw and parts[2] == 1:
-        return head.raw[0], alignment_of(head.keys), head.raw[1:]
-    keys = keys_of(head, *parts[1:])
-    return build_header(shard.tensors, keys), alignment_of(keys), ()

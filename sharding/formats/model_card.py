@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from sharding.core.limits import MAX_METADATA_BYTES, MAX_METADATA_DEPTH, MAX_METADATA_VALUES
 from sharding.core.text import format_bytes
 from sharding.core.values import Finding
@@ -41,8 +43,6 @@ def parse_card(card: str) -> ModelCard:
     >>> parse_card("---\\nlicense: mit\\n---\\nA model.").metadata
     {'license': 'mit'}
     """
-    import yaml  # type: ignore[import-untyped]
-
     match = _FRONT_MATTER.match(card)
     if match is None:
         return ModelCard(text=card)
@@ -57,8 +57,6 @@ def parse_card(card: str) -> ModelCard:
 
 def _metadata(front: str) -> dict[str, Any]:
     """Return the metadata in YAML. Raises _Unread, yaml.YAMLError, ValueError."""
-    import yaml
-
     if len(front) > MAX_METADATA_BYTES:
         raise _Unread(f"it is larger than {format_bytes(MAX_METADATA_BYTES)}")
     depth = 0
@@ -74,35 +72,10 @@ def _metadata(front: str) -> dict[str, Any]:
             raise _Unread("it uses tags of YAML")
         if re.search(r"[\ud800-\udfff]", getattr(event, "value", "")):  # YAML can write it as an escape
             raise _Unread("it contains a surrogate, which is not a character")
-    metadata = yaml.load(front, _loader())
+    metadata = yaml.load(front, _Loader)
     if metadata is not None and not isinstance(metadata, dict):
         raise _Unread("it is not a list of keys and values")
     return metadata or {}
-
-
-def _loader() -> Any:
-    """Return a safe YAML loader with the types of YAML 1.2. In it, `no` is Norwegian and `1:20` is a text.
-
-    Some other values become texts too, because a Hub refuses them or they cannot be written again unchanged. These are
-    dates, `0777`, infinite numbers, NaN, and integers of more than 18 digits. Python refuses to write integers of
-    thousands of digits.
-    """
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        yaml_implicit_resolvers = {
-            first: [(tag, pattern) for tag, pattern in rules if tag in _AS_IN_YAML_1_1]
-            for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-        def construct_finite(self, node: Any) -> Any:
-            number = self.construct_yaml_float(node)
-            return number if math.isfinite(number) else node.value
-
-    Loader.add_constructor("tag:yaml.org,2002:float", Loader.construct_finite)
-    for kind, (pattern, starts) in _AS_IN_YAML_1_2.items():
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts))
-    return Loader
 
 
 _AS_IN_YAML_1_1 = {"tag:yaml.org,2002:null", "tag:yaml.org,2002:merge"}
@@ -111,3 +84,26 @@ _AS_IN_YAML_1_2 = {
     "int": (r"^[-+]?(?:0|[1-9][0-9]{0,17})$", "-+0123456789"),
     "float": (r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*|(?=[eE])))(?:[eE][-+]?[0-9]+)?$", "-+.0123456789"),
 }
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """A safe YAML loader with the types of YAML 1.2. In it, `no` is Norwegian and `1:20` is a text.
+
+    Some other values become texts too, because a Hub refuses them or they cannot be written again unchanged. These are
+    dates, `0777`, infinite numbers, NaN, and integers of more than 18 digits. Python refuses to write integers of
+    thousands of digits.
+    """
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in rules if tag in _AS_IN_YAML_1_1]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_finite(self, node: Any) -> Any:
+        number = self.construct_yaml_float(node)
+        return number if math.isfinite(number) else node.value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_finite)
+for _kind, (_pattern, _starts) in _AS_IN_YAML_1_2.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list(_starts))

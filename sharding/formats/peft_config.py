@@ -233,9 +233,7 @@ class LoraConfig(BaseModel):
                 return False
         elif _ends_in(module, self._excluded):
             return False
-        if any(self._is_inside(module, saved, match) for saved in self.modules_to_save):
-            return False
-        if not self.target_modules:
+        if not self.target_modules or any(self._is_inside(module, saved, match) for saved in self.modules_to_save):
             return False
         if isinstance(self.target_modules, str):
             if self.target_modules.lower() == ALL_LINEAR:
@@ -247,7 +245,6 @@ class LoraConfig(BaseModel):
         return module in self._targets or not self.layers_to_transform or self._is_in_layers(module, match)
 
     def _is_inside(self, module: str, saved: str, match: Match) -> bool:
-        """Return whether `module` is the module `saved`, or inside it."""
         if _is_plain(saved) and "." not in saved:
             return f".{saved}." in f".{module}."
         return match(rf"(^|.*\.){saved}($|\..*)", module) is not None

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME, USIZE_END, tensor_bytes
 from sharding.core.errors import HeaderError
-from sharding.core.file_format import FileFormat
 from sharding.core.limits import MAX_HEADER_BYTES, MAX_HEADER_DEPTH
+from sharding.core.protocols import FileFormat
 from sharding.core.text import name_problem, printable, shown_name
 from sharding.core.values import Component, Plan, Shard, Tensor, TensorDigest, folder_of
 from sharding.formats.index import build_indexes, index_paths
@@ -56,11 +56,12 @@ def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
     return LENGTH_BYTES + length
 
 
-def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
+def parse_header(header: bytes, file_bytes: int, file: str, place: tuple[int, str] | None = None) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
     `header` holds the file from its first byte at least to the header's end. `file_bytes` is the size of the whole
-    file. The folder of `file` stands before the tensors' names, as in every `Tensor`.
+    file. The folder of `file` stands before the tensors' names, as in every `Tensor`. `place` are the number of its
+    source and its path there, if it is not at the same path of the first source.
 
     Raises HeaderError exactly if the safetensors reader would refuse the file, or if the name of a tensor has more than
     `MAX_NAME_CHARACTERS`.
@@ -78,12 +79,9 @@ def parse_header(header: bytes, file_bytes: int, file: str) -> Header:
         tensors = _lay_out(entries, file_bytes - end)
     except (ValueError, RecursionError) as error:
         raise HeaderError(f"The header of {file} is not valid: {error}.", _HINT) from error
-    folder = folder_of(file)
-    read = (
-        Tensor(folder + name, dtype, shape, Stored(0, file, end + a, end + b), folder)
-        for name, dtype, shape, a, b in tensors
-    )
-    return Header(tuple(read), metadata)
+    folder, at = folder_of(file), place or (0, file)
+    read = ((folder + name, dtype, shape, Stored(*at, end + a, end + b)) for name, dtype, shape, a, b in tensors)
+    return Header(tuple(Tensor(*fields, folder) for fields in read), metadata)
 
 
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
@@ -249,12 +247,8 @@ class Safetensors(FileFormat):
 
     @override
     def pieces(self, plan: Plan, shard: Shard) -> Iterator[bytes | Tensor]:
-        yield self._header(plan, shard)
+        yield build_header(shard.tensors, plan.component(shard).metadata, shard.folder)
         yield from shard.tensors
-
-    @override
-    def places(self, plan: Plan, shard: Shard, file_bytes: int) -> tuple[Tensor, ...]:
-        return parse_header(self._header(plan, shard), file_bytes, shard.file).tensors
 
     @override
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
@@ -276,6 +270,3 @@ class Safetensors(FileFormat):
     @override
     def beside(self, plan: Plan) -> dict[str, bytes]:
         return build_indexes(plan)
-
-    def _header(self, plan: Plan, shard: Shard) -> bytes:
-        return build_header(shard.tensors, plan.component(shard).metadata, shard.folder)

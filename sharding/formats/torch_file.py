@@ -84,10 +84,9 @@ class Reader:
 
     tail_bytes: ClassVar[int] = _TAIL_BYTES
 
-    def __init__(self, source: Files, file: FileEntry) -> None:
-        """Read `file` of `source`."""
-        self.source, self.file = source, file
-        self._known: list[tuple[int, bytes]] = []
+    def __init__(self, source: Files, file: FileEntry, known: Iterable[tuple[int, bytes]] = ()) -> None:
+        """Read `file` of `source`, of which some bytes are `known`, each with the place of the first."""
+        self.source, self.file, self._known = source, file, list(known)
 
     def read(self, start: int, end: int) -> bytes:
         """Return the bytes `[start, end)`, or as many as there are."""

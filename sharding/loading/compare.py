@@ -14,7 +14,7 @@ from sharding.core.dtypes import torch_name
 from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.events import Progress
 from sharding.core.limits import MEMORY_SHARE
-from sharding.core.options import chosen
+from sharding.core.option import chosen
 from sharding.core.protocols import Destination, Files
 from sharding.core.text import format_bytes, name_some, parse_bytes
 from sharding.core.values import Content, FileEntry, Plan, ShardRecord
@@ -100,15 +100,14 @@ def compare_loads(
 
 
 def _classic(folder: Path, out: Path, max_shard_bytes: int, dtype: str | None, expected: ClassicCost) -> ClassicCost:
-    weight_bytes = sum(path.stat().st_size for path in folder.iterdir() if is_loaded(path.name))
     try:
-        refuse_too_large(expected.peak_anon_bytes, weight_bytes, folder.parent)
+        refuse_too_large(expected.peak_anon_bytes, expected.mapped_bytes, folder.parent)
         cost = run_classic(folder, out, max_shard_bytes, dtype)
     except SourceError as error:
         return replace(expected, reason_not_run=error.message)
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    disk_bytes = cost.disk_bytes + expected.disk_bytes - weight_bytes
+    disk_bytes = cost.disk_bytes + expected.disk_bytes - expected.mapped_bytes
     return replace(cost, disk_bytes=disk_bytes, mapped_bytes=expected.mapped_bytes)
 
 
@@ -149,9 +148,8 @@ def compare_staged(
     configs |= {path: text for path, text in plan.written.items() if path in configs}
     load = Load(dtype=torch_name(plan.options.dtype))
     is_alike = all(change.kind == "dtype" for change in plan.made)  # a load casts both
-    most_bytes = plan.options.max_shard_bytes if is_alike and not alone else None
+    most_bytes = plan.options.max_shard_bytes if is_alike else None
     asked = load, rounds, configs | dict(format_of(plan).beside(plan)), most_bytes
     loading = compare_loads(origin, target.open_staged(records), *asked, alone=alone, computes_the_same=is_alike)
-    comparison = yield from loading
-    yield Compared(comparison)
+    yield Compared(comparison := (yield from loading))
     return comparison

@@ -86,8 +86,7 @@ def probes(folders: Sequence[Path], load: Load) -> Generator[LoadCost]:
 
 def _cost(said: Mapping[str, Any]) -> LoadCost:
     known = {key: value for key, value in said.items() if key in LoadCost.__dataclass_fields__}
-    known |= {"tokens": tuple(said.get("tokens", ())), "base_anon_bytes": said.get("base_anon_bytes") or 0}
-    known["curve"] = thin([Moment(*row) for row in said["curve"]])
+    known |= {"tokens": tuple(said.get("tokens", ())), "curve": thin([Moment(*row) for row in said["curve"]])}
     return LoadCost(**known)
 
 

@@ -2,10 +2,12 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from sharding.localhub.records import Repo, find_repo
+from sharding.localhub.records import Commit, Repo, find_commit, find_repo
 from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.web import Call
 
@@ -61,6 +63,14 @@ def reach(db: sqlite3.Connection, call: Call, right: Right) -> tuple[Repo, Calle
     """Return the repo in the path of a request, and the caller, if they have that right. Raises Refusal."""
     parameters = call.parameters
     return reach_repo(db, call, right, parameters["kind"], f"{parameters['owner']}/{parameters['name']}")
+
+
+@contextmanager
+def reading(call: Call, right: Right) -> Iterator[tuple[sqlite3.Connection, Repo, Commit]]:
+    """Yield the database, and the repo and the commit (`main` by default) in the path of a request, as `reach` does."""
+    with call.hub.state.reading() as db:
+        repo, _ = reach(db, call, right)
+        yield db, repo, find_commit(db, repo, call.parameters.get("revision", "main"))
 
 
 def reach_repo(db: sqlite3.Connection, call: Call, right: Right, kind: str, repo_id: str) -> tuple[Repo, Caller]:

@@ -1,11 +1,12 @@
 """Keep the bytes of files on disk, named by their content. A file is complete or absent."""
 
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
 
@@ -20,6 +21,19 @@ def lfs_pointer(sha256: str, size_bytes: int) -> bytes:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size_bytes}\n".encode()
 
 
+@contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """Yield a file, which becomes `target` if nothing is raised."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{secrets.token_hex(8)}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 class Blobs:
     """A folder of files named by git id (small ones) or sha256 (LFS). Each file is complete and never changes."""
 
@@ -28,7 +42,7 @@ class Blobs:
         self._folder = folder
         self._parts = folder / "parts"
         self._parts.mkdir(parents=True, exist_ok=True)
-        for leftover in self._parts.glob("*.part"):
+        for leftover in folder.glob("*/*.part"):
             leftover.unlink()
 
     def path(self, name: str) -> Path:
@@ -39,13 +53,19 @@ class Blobs:
         """Keep a small file. Return its git id."""
         name = git_blob_id(content)
         if not self.path(name).exists():
-            part = self.new_part()
-            part.write_bytes(content)
-            self.keep(part, name)
+            with new_file(self.path(name)) as file:
+                file.write(content)
         return name
 
-    def new_part(self) -> Path:
-        return self._parts / f"{secrets.token_hex(8)}.part"
+    def keep_stream(self, chunks: Iterable[bytes], sha256: str, size_bytes: int) -> None:
+        """Write a stream of known size and sha256 as a blob. Raises ValueError if size or sha256 are others."""
+        digest, written = hashlib.sha256(), 0
+        with new_file(self.path(sha256)) as file:
+            for chunk in chunks:
+                digest.update(chunk)
+                written += file.write(chunk)
+            if (digest.hexdigest(), written) != (sha256, size_bytes):
+                raise ValueError(f"the content has sha256 {digest.hexdigest()} and {written} bytes")
 
     def upload_part(self, upload: str, number: int) -> Path:
         """Return the path of a numbered part of a multipart upload, which may not exist."""
@@ -55,27 +75,6 @@ class Blobs:
 
     def drop_upload(self, upload: str) -> None:
         shutil.rmtree(self._parts / upload)
-
-    def keep(self, part: Path, name: str) -> None:
-        """Give a finished part its final name."""
-        target = self.path(name)
-        target.parent.mkdir(exist_ok=True)
-        os.replace(part, target)
-
-    def keep_stream(self, chunks: Iterable[bytes], sha256: str, size_bytes: int) -> None:
-        """Write a stream of known size and sha256 as a blob. Raises ValueError if size or sha256 are others."""
-        part = self.new_part()
-        try:
-            digest, written = hashlib.sha256(), 0
-            with part.open("wb") as file:
-                for chunk in chunks:
-                    digest.update(chunk)
-                    written += file.write(chunk)
-            if (digest.hexdigest(), written) != (sha256, size_bytes):
-                raise ValueError(f"the content has sha256 {digest.hexdigest()} and {written} bytes")
-            self.keep(part, sha256)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def read_file(path: Path, start_byte: int = 0, end_byte: int | None = None) -> Iterator[bytes]:

@@ -68,32 +68,20 @@ def find_errors(card: str) -> list[str]:
     if not isinstance(metadata, dict):
         return ["YAML Metadata Error: the metadata must be an object"]
     errors = [f'"{key}" must be a string' for key in _TEXTS if not isinstance(metadata.get(key, ""), str | bool)]
-    errors += [wrong for key in _TEXT_LISTS if (wrong := _text_list_error(key, metadata.get(key)))]
+    for key in _TEXT_LISTS:
+        value = metadata.get(key, "")
+        items = value if isinstance(value, list) else [value]
+        wrong = [place for place, item in enumerate(items) if not isinstance(item, str)]
+        if wrong and value is not None:
+            errors.append(
+                f'"{key}[{wrong[0]}]" must be a string' if items is value else f'"{key}" must be a string or an array'
+            )
     if "license" in metadata:
         value = metadata["license"]
         licenses = value if isinstance(value, list) else [value]
         if not licenses or any(not isinstance(name, str) or name not in LICENSES for name in licenses):
             errors.append(f'"license" must be one of [{", ".join(sorted(LICENSES))}]')
     return errors
-
-
-def card_tags(metadata: dict[str, Any]) -> list[str]:
-    """Return the tags that the Hub shows for this metadata, such as `license:apache-2.0`."""
-    tags: list[str] = []
-    prefixes = {"datasets": "dataset:", "base_model": "base_model:", "license": "license:"}
-    for key in ("library_name", "pipeline_tag", "tags", "language", *prefixes):
-        prefix, value = prefixes.get(key, ""), metadata.get(key)
-        tags += [f"{prefix}{tag}" for tag in (value if isinstance(value, list) else [value]) if isinstance(tag, str)]
-    return list(dict.fromkeys(tags))
-
-
-def _text_list_error(key: str, value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return None
-    if not isinstance(value, list):
-        return f'"{key}" must be a string or an array'
-    wrong = (place for place, item in enumerate(value) if not isinstance(item, str))
-    return next((f'"{key}[{place}]" must be a string' for place in wrong), None)
 
 
 RULES = (("POST", "/api/validate-yaml", validate),)

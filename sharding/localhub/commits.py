@@ -37,9 +37,7 @@ def preupload(call: Call) -> Answer:
     files = wish.get("files")
     if not isinstance(files, list) or len(files) > MAX_PREUPLOAD_FILES:
         raise Refusal(400, f'"files" must be an array of at most {MAX_PREUPLOAD_FILES} files')
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-        head = records.find_commit(db, repo, call.parameters["revision"])
+    with accounts.reading(call, "propose" if call.asks("create_pr") else "write") as (db, _, head):
         patterns = lfs_patterns(call.hub.read_text(db, head, ".gitattributes", REGULAR_BYTES))
         answers: list[Json] = []
         for file in files:
@@ -65,10 +63,10 @@ def commit(call: Call) -> Answer:
         head = records.find_head(db, repo, branch)
         if draft.parent and not head.id.startswith(draft.parent):
             raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        hub.check_quota(db, repo, draft.entries)
         number = db.execute("SELECT count(*) + 1 FROM refs WHERE repo = ? AND type = 'pull'", (repo.number,))
         target = f"refs/pr/{number.fetchone()[0]}" if as_pull else branch.removeprefix("refs/heads/")
         new_commit = write_commit(db, repo, target, head, caller.name or "", draft)
+        hub.check_quota(db, repo)  # else all of this is undone
     page = link(hub, repo.path)
     url = f"{page}/discussions/{target.removeprefix('refs/pr/')}" if as_pull else None
     answer = {"success": True, "commitOid": new_commit.id, "commitUrl": f"{page}/commit/{new_commit.id}"}

@@ -3,43 +3,21 @@
 import gzip
 import random
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from threading import Lock
-from typing import Literal, cast, get_args
 
 import anyio
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.localhub.store import HUBS_OWN, name_of_grant
 
-Kind = Literal[
-    "delay", "status", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow",
-    "link", "line", "null", "list", "text", "empty", "html", "gone", "wall",
-    "busy", "endless", "drip", "trickle", "bomb", "next", "away",
-]  # fmt: skip
-
-_RULE = re.compile(
-    rf"(?P<kind>{'|'.join(get_args(Kind))})(:(?P<value>\d+(\.\d+)?))?(=(?P<address>[^@]+))?"
-    r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
-)
 _BUFFERED_SECONDS = 0.02  # The buffers of a network hold so much: a receiver that is late for a moment loses no time.
-_PAGE = "<!doctype html><title>Welcome</title><p>This network asks you to sign in."
-_ODD: dict[str, Response] = {
-    "null": Response("null", media_type="application/json"),
-    "list": Response("[]", media_type="application/json"),
-    "text": Response('"a text"', media_type="application/json"),
-    "empty": Response(b""),
-    "html": Response(_PAGE, media_type="text/html"),
-    "gone": Response(_PAGE, 404, media_type="text/html"),
-    "wall": Response(_PAGE, 403, media_type="text/html"),
-}
-"""Answers of a proxy in between, or of a Hub without that endpoint."""
 
 
 @dataclass(slots=True)
@@ -71,13 +49,53 @@ class Fault:
     - `next=ADDRESS` names that address as the next page of a list. `away=ADDRESS` redirects to it.
     """
 
-    kind: Kind
+    kind: str
     value: float
     pattern: re.Pattern[str]
     chance: float = 1.0
     left: int | None = None
     address: str = ""
     rates: "dict[str, _Rate]" = field(default_factory=dict)
+
+
+async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
+    yield b"["
+    while True:
+        await anyio.sleep(seconds)
+        yield b"0" if seconds else b'"many bytes", ' * 5000
+
+
+_JSON = "application/json"
+_PAGE = "<!doctype html><title>Welcome</title><p>This network asks you to sign in."
+_INSTEAD: dict[str, Callable[[Fault], ASGIApp]] = {  # Kinds that do nothing and answer with something else.
+    "status": lambda fault: JSONResponse(
+        {"error": fault.address or "A fault on purpose."},
+        int(fault.value),
+        {"Retry-After": "0"} if fault.value in (429, 503) else {},
+    ),
+    "busy": lambda fault: JSONResponse(
+        {"error": "Too many requests."}, 429, {"RateLimit": f'"api";r=0;t={fault.value:.0f}'}
+    ),
+    "null": lambda _: JSONResponse(None),
+    "list": lambda _: JSONResponse([]),
+    "text": lambda _: JSONResponse("a text"),
+    "empty": lambda _: Response(b""),
+    "html": lambda _: HTMLResponse(_PAGE),
+    "gone": lambda _: HTMLResponse(_PAGE, 404),
+    "wall": lambda _: HTMLResponse(_PAGE, 403),
+    "endless": lambda _: StreamingResponse(_for_ever(0.0), media_type=_JSON),
+    "drip": lambda fault: StreamingResponse(_for_ever(fault.value), media_type=_JSON),
+    "bomb": lambda fault: Response(
+        gzip.compress(b"[" + b" " * int(fault.value) + b"]"), 200, {"Content-Encoding": "gzip"}, _JSON
+    ),
+    "next": lambda fault: JSONResponse([], headers={"Link": f'<{fault.address}>; rel="next"'}),
+    "away": lambda fault: RedirectResponse(fault.address),
+}
+_MEANWHILE = ("delay", "cut", "short", "long", "corrupt", "stall", "whole", "other", "slow", "link", "line", "trickle")
+_RULE = re.compile(
+    rf"(?P<kind>{'|'.join((*_INSTEAD, *_MEANWHILE))})(:(?P<value>\d+(\.\d+)?))?(=(?P<address>[^@]+))?"
+    r"@(?P<pattern>.+?)(%(?P<chance>[\d.]+))?(#(?P<times>\d+))?"
+)
 
 
 def parse_fault(text: str) -> Fault:
@@ -89,9 +107,9 @@ def parse_fault(text: str) -> Fault:
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a fault. Write KIND[:VALUE][=ADDRESS]@PATTERN[%CHANCE][#TIMES].")
-    kind, value, pattern = cast(Kind, match["kind"]), float(match["value"] or 0), re.compile(match["pattern"])
-    times = int(match["times"]) if match["times"] else None
-    return Fault(kind, value, pattern, float(match["chance"] or 1), times, match["address"] or "")
+    value, pattern, times = float(match["value"] or 0), re.compile(match["pattern"]), match["times"]
+    left, address = int(times) if times else None, match["address"] or ""
+    return Fault(match["kind"], value, pattern, float(match["chance"] or 1), left, address)
 
 
 class ConnectionCut(Exception):  # noqa: N818 - it is not an error of this program
@@ -107,31 +125,11 @@ class Faults:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         for fault in self._due(scope) if scope["type"] == "http" else ():
+            if instead := _INSTEAD.get(fault.kind):
+                return await instead(fault)(scope, receive, send)
             match fault.kind:
                 case "delay":
                     await anyio.sleep(fault.value)
-                case "status":
-                    status = int(fault.value)
-                    headers = {"Retry-After": "0"} if status in (429, 503) else {}
-                    said = {"error": fault.address or "A fault on purpose."}
-                    return await JSONResponse(said, status, headers)(scope, receive, send)
-                case "busy":
-                    headers = {"RateLimit": f'"api";r=0;t={fault.value:.0f}'}
-                    return await JSONResponse({"error": "Too many requests."}, 429, headers)(scope, receive, send)
-                case kind if kind in _ODD:
-                    return await _ODD[kind](scope, receive, send)
-                case "endless" | "drip":
-                    body = _for_ever(fault.value if fault.kind == "drip" else 0.0)
-                    return await StreamingResponse(body, media_type="application/json")(scope, receive, send)
-                case "bomb":
-                    packed = gzip.compress(b"[" + b" " * int(fault.value) + b"]")
-                    headers = {"Content-Encoding": "gzip"}
-                    return await Response(packed, 200, headers, "application/json")(scope, receive, send)
-                case "next":
-                    headers = {"Link": f'<{fault.address}>; rel="next"'}
-                    return await JSONResponse([], headers=headers)(scope, receive, send)
-                case "away":
-                    return await RedirectResponse(fault.address)(scope, receive, send)
                 case "trickle":
                     send = _bytewise(send, fault.value)
                 case "whole":
@@ -151,13 +149,6 @@ class Faults:
                     fault.left = None if fault.left is None else fault.left - 1
                     due.append(fault)
         return due
-
-
-async def _for_ever(seconds: float) -> AsyncIterator[bytes]:
-    yield b"["
-    while True:
-        await anyio.sleep(seconds)
-        yield b"0" if seconds else b'"many bytes", ' * 5000
 
 
 class _Rate:

@@ -2,7 +2,7 @@
 
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Settings:
 
     @property
     def part_bytes(self) -> int:
+        """How much of an LFS file comes in one piece, which is held in memory here."""
         return min(self.multipart_above_bytes, 100_000_000)
 
 
@@ -55,29 +56,26 @@ class Hub:
                 db.executemany("INSERT OR IGNORE INTO members VALUES (?, ?)", [(org, member) for member in members])
         key = state.secret("signing key", lambda: secrets.token_hex(32)).encode()
         grants = Grants(f"{address}/cas", settings.xet_seconds, key) if settings.xet_over_http else None
-        xet = XetStore(folder, state, grants) if settings.xet else None
+        xet = XetStore(folder, grants) if settings.xet else None
         return cls(address, settings, state, Blobs(folder / "blobs"), xet, key)
 
     def xet_file(self, entry: Entry) -> XetFile | None:
-        return self.xet.known(entry.sha256) if self.xet and entry.sha256 else None
+        return self.xet.find(entry.sha256) if self.xet and entry.sha256 else None
 
     def stream(self, entry: Entry, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield a range of a committed file. Raises Refusal (500) if it is lost."""
         blob = self.blobs.path(entry.etag)
-        if blob.exists():
-            return read_file(blob, start_byte, end_byte)
-        file = self.xet_file(entry)
-        if not self.xet or not file:
-            raise Refusal(500, f"The content of {entry.path} is lost.")
-        try:
-            if end_byte - start_byte <= RANGE_BYTES < entry.size_bytes:
-                return iter(list(self.xet.read(file, start_byte, end_byte)))
-            with self.xet.copying:
-                if not blob.exists():
-                    self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
-            return read_file(blob, start_byte, end_byte)
-        except (OSError, ValueError) as error:
-            raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
+        if not blob.exists():
+            file = self.xet_file(entry)
+            if not self.xet or not file:
+                raise Refusal(500, f"The content of {entry.path} is lost.")
+            if file.size_bytes > RANGE_BYTES:
+                return self.xet.read(file, start_byte, end_byte)
+            try:  # clients ask for short ranges of it again and again
+                self.blobs.keep_stream(self.xet.read(file, 0, file.size_bytes), file.sha256, file.size_bytes)
+            except (OSError, ValueError) as error:
+                raise Refusal(500, f"The content of {entry.path} cannot be read: {error}") from error
+        return read_file(blob, start_byte, end_byte)
 
     def read_text(self, db: sqlite3.Connection, commit: Commit, path: str, max_bytes: int) -> str:
         """Return a small text file of a commit, or "" if it is missing or too large."""
@@ -96,17 +94,9 @@ class Hub:
         file = self.xet.find(sha256) if self.xet else None
         return file.size_bytes if file else None
 
-    def check_quota(self, db: sqlite3.Connection, repo: Repo, entries: Iterable[Entry] | None = None) -> None:
-        """Raise Refusal (403) if the files would take the namespace over its quota; without files, if it is full."""
-        quota = self.settings.quota_bytes
-        if quota is None:
-            return
-        query = (
-            "SELECT size_bytes, sha256, repo FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
-        )
-        stored = db.execute(query, (repo.owner,)).fetchall()
-        here = {sha256 for _, sha256, number in stored if number == repo.number}
-        sizes = {entry.sha256: entry.size_bytes for entry in entries or () if entry.sha256 and entry.sha256 not in here}
-        used = sum(row[0] for row in stored)
-        if used + sum(sizes.values()) > quota or (used == quota and (sizes or entries is None)):
-            raise Refusal(403, f"Storage limit reached: {repo.owner} stores {used} of {quota} bytes.")
+    def check_quota(self, db: sqlite3.Connection, repo: Repo, wants_room: bool = False) -> None:
+        """Raise Refusal (403) if the namespace of a repo is over its quota, or full if it `wants_room`."""
+        query = "SELECT total(size_bytes) FROM objects JOIN repos ON repo = number WHERE referenced AND owner = ?"
+        used, quota = int(db.execute(query, (repo.owner,)).fetchone()[0]), self.settings.quota_bytes
+        if quota is not None and (used > quota or (wants_room and used == quota)):
+            raise Refusal(403, f"Storage limit reached: {used} of {quota} bytes for {repo.owner}.")

@@ -1,7 +1,6 @@
 """Sign users in to applications on this machine, by OpenID Connect: any client id, no passwords, a page that asks."""
 
 import base64
-import hashlib
 import json
 import secrets
 import time
@@ -29,19 +28,15 @@ SCOPES = frozenset(_SCOPE_NAMES.split())
 
 def configuration(call: Call) -> Answer:
     hub = call.hub
-    endpoints = {"authorization": "authorize", "token": "token", "userinfo": "userinfo"}
     return {
         "issuer": hub.address,
         "jwks_uri": link(hub, "oauth/jwks"),
-        **{f"{name}_endpoint": link(hub, "oauth", path) for name, path in endpoints.items()},
+        "authorization_endpoint": link(hub, "oauth/authorize"),
+        "token_endpoint": link(hub, "oauth/token"),
         "response_types_supported": ["code"],
-        "grant_types_supported": ["authorization_code"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["RS256"],
         "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
-        "code_challenge_methods_supported": ["S256"],
-        "scopes_supported": sorted(SCOPES),
-        "claims_supported": ["sub", "name", "preferred_username", "profile", "picture"],
     }
 
 
@@ -90,8 +85,7 @@ def token(call: Call) -> Answer:
             "DELETE FROM oauth_codes WHERE code = ? RETURNING grant_json, expires_seconds", (form.get("code", ""),)
         ).fetchone()
         grant: Json = json.loads(row[0]) if row and row[1] > time.time() else {}
-        pair = (client, form.get("redirect_uri"))
-        good = (grant.get("client_id"), grant.get("redirect_uri")) == pair and _proves_challenge(grant, form)
+        good = (grant.get("client_id"), grant.get("redirect_uri")) == (client, form.get("redirect_uri"))
         if good:
             expires = time.time() + call.hub.settings.oauth_seconds
             values = (access, grant["user"], client, grant["scope"], expires)
@@ -103,18 +97,6 @@ def token(call: Call) -> Answer:
     if "openid" in grant["scope"].split():
         answer["id_token"] = _id_token(call.hub, grant)
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
-
-
-def userinfo(call: Call) -> Answer:
-    with call.hub.state.reading() as db:
-        caller, user = accounts.require_user(db, call)
-        if caller.token != "oauth" or "openid" not in caller.scopes:
-            raise Refusal(403, "The token does not have the scope openid.")
-        orgs = [
-            {"sub": stable_id(f"org {org}"), "name": org, "preferred_username": org, "roleInOrg": "write"}
-            for org in sorted(caller.namespaces - {user})
-        ]
-    return {**_claims(call.hub, user), "orgs": orgs}
 
 
 def whoami(call: Call) -> Answer:
@@ -169,16 +151,6 @@ def _client_of(call: Call, form: dict[str, str]) -> str:
         return ""
 
 
-def _proves_challenge(grant: Json, form: dict[str, str]) -> bool:
-    """Return whether the application proves that it started this login (RFC 7636, S256), if it promised a proof."""
-    challenge = grant.get("code_challenge")
-    if not challenge:
-        return True
-    verifier = form.get("code_verifier", "").encode()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(verifier).digest()).decode().rstrip("=")
-    return bool(digest == challenge)
-
-
 def _consent_page(users: list[str], wish: dict[str, str]) -> Response:
     hidden = "".join(f'<input type="hidden" name="{escape(key)}" value="{escape(wish[key])}">' for key in wish)
     forms = "".join(
@@ -196,7 +168,6 @@ RULES = (
     ("GET", "/oauth/authorize", authorize),
     ("POST", "/oauth/authorize", authorize),
     ("POST", "/oauth/token", token),
-    ("GET", "/oauth/userinfo", userinfo),
     ("GET", "/oauth/jwks", keys),
     ("GET", "/api/whoami-v2", whoami),
 )

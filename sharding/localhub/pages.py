@@ -3,12 +3,12 @@
 from html import escape
 from urllib.parse import quote
 
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse
 
 from sharding.localhub import accounts, records
 from sharding.localhub.cards import MAX_CARD_BYTES
 from sharding.localhub.refusals import Refusal
-from sharding.localhub.web import Answer, Call, stable_id, unknown
+from sharding.localhub.web import Answer, Call, unknown
 
 _STYLE = """
 body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24 }
@@ -31,9 +31,7 @@ def document(title: str, body: str) -> str:
 def repo(call: Call) -> Answer:
     """Show the files and the card of a repo at a revision."""
     try:
-        with call.hub.state.reading() as db:
-            repository, _ = accounts.reach(db, call, "see")
-            commit = records.find_commit(db, repository, call.parameters.get("revision", "main"))
+        with accounts.reading(call, "see") as (db, repository, commit):
             entries = records.list_entries(db, commit)
             card = call.hub.read_text(db, commit, "README.md", MAX_CARD_BYTES)
     except Refusal:
@@ -53,17 +51,8 @@ def repo(call: Call) -> Answer:
     return HTMLResponse(document(repository.id, body))
 
 
-def avatar(call: Call) -> Answer:
-    """Draw a disc in the colour of an account, which the claims of a signed-in user link to."""
-    hue = int(stable_id(call.parameters["name"])[:6], 16) % 360
-    disc = f'<circle cx="20" cy="20" r="20" fill="hsl({hue} 60% 45%)"/>'
-    text = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 40 40">{disc}</svg>'
-    return Response(text, media_type="image/svg+xml")
-
-
 RULES = (
     ("GET", "/api/{path:path}", unknown),  # before the page of a repo whose owner is "api"
-    ("GET", "/avatars/{name}.svg", avatar),
     ("GET", "/{kind_prefix}/{owner}/{name}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/tree/{revision}", repo),
     ("GET", "/{kind_prefix}/{owner}/{name}/commit/{revision}", repo),

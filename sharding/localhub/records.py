@@ -5,10 +5,9 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, LifoQueue
 from threading import Lock
 from typing import Literal, get_args
 
@@ -44,7 +43,7 @@ CREATE TABLE IF NOT EXISTS files (
 
 CREATE TABLE IF NOT EXISTS refs (
     repo INTEGER NOT NULL REFERENCES repos ON DELETE CASCADE, type TEXT NOT NULL, name TEXT NOT NULL,
-    "commit" INTEGER NOT NULL, message TEXT, PRIMARY KEY (repo, type, name)
+    "commit" INTEGER NOT NULL, PRIMARY KEY (repo, type, name)
 ) WITHOUT ROWID;
 
 -- LFS and Xet files that a repo may point to. Once a commit points to one, it is referenced.
@@ -58,8 +57,6 @@ CREATE TABLE IF NOT EXISTS oauth_tokens (
     token TEXT PRIMARY KEY, user TEXT NOT NULL, app TEXT NOT NULL, scopes TEXT NOT NULL, expires_seconds REAL NOT NULL
 );
 
-CREATE TABLE IF NOT EXISTS xet_shards (name TEXT PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS xet_files (sha256 TEXT PRIMARY KEY, hash TEXT NOT NULL, size_bytes INTEGER NOT NULL);
 """
 
 
@@ -69,36 +66,22 @@ class State:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "hub.sqlite"
-        self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()
         self._write_lock = Lock()
-        self._writer = self._connect()
-        self._writer.executescript(_SCHEMA)
+        self._held = self._connect()  # While one connection is open, SQLite keeps its log, and closes others at once.
+        self._held.executescript(_SCHEMA)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self, begin: str = "BEGIN") -> Iterator[sqlite3.Connection]:
         """Yield a connection that sees the database as it is now, without later changes."""
-        try:
-            db = self._idle.get_nowait()
-        except Empty:
-            db = self._connect()
-        try:
-            db.execute("BEGIN")
+        with closing(self._connect()) as db:
+            db.execute(begin)
             yield db
-        finally:
-            db.rollback()
-            self._idle.put(db)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Yield the one connection that can write. If the block raises, all its changes are undone."""
-        with self._write_lock:
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                self._writer.rollback()
-                raise
+        with self._write_lock, self.reading("BEGIN IMMEDIATE") as db, db:
+            yield db
 
     def secret(self, name: str, new: Callable[[], str]) -> str:
         """Return the secret of that name. The first time, `new` makes it."""
@@ -109,14 +92,10 @@ class State:
             return str(row[0])
 
     def close(self) -> None:
-        """Close every connection that is not in use."""
-        with self._write_lock:
-            self._writer.close()
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        self._held.close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Transactions are started by hand. Different threads use a connection, but only one at a time.
+        # Transactions are started by hand. The connection that is held may be closed by another thread.
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
         db.row_factory = sqlite3.Row
         for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
@@ -210,32 +189,29 @@ def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private:
 
 def find_commit(db: sqlite3.Connection, repo: Repo, revision: str) -> Commit:
     """Return the commit of a branch, tag, pull request or commit id (7 digits or more). Raises Refusal (404)."""
-    row = db.execute(
-        'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name IN (?, ?)'
-        " ORDER BY type LIMIT 1",
-        (repo.number, revision, re.sub("^refs/(heads|tags)/", "", revision)),
-    ).fetchone()
-    if not row and re.fullmatch("[0-9a-f]{7,40}", revision):
+    rows = _at(db, repo, re.sub("^refs/(heads|tags)/", "", revision), "branch", "pull", "tag")
+    if not rows and re.fullmatch("[0-9a-f]{7,40}", revision):
         rows = db.execute(
             "SELECT * FROM commits WHERE repo = ? AND id BETWEEN ? AND ? LIMIT 2",
             (repo.number, revision, revision + "g"),
         ).fetchall()
-        row = rows[0] if len(rows) == 1 else None
-    if not row:
+    if len(rows) != 1:
         raise revision_not_found(revision)
-    return _commit(row)
+    return _commit(rows[0])
 
 
 def find_head(db: sqlite3.Connection, repo: Repo, branch: str) -> Commit:
     """Return the last commit of a branch. Raises Refusal (RevisionNotFound) for anything else, also for a tag."""
-    row = db.execute(
-        'SELECT commits.* FROM refs JOIN commits ON number = "commit"'
-        " WHERE refs.repo = ? AND name = ? AND type IN ('branch', 'pull')",
-        (repo.number, branch.removeprefix("refs/heads/")),
-    ).fetchone()
-    if not row:
+    rows = _at(db, repo, branch.removeprefix("refs/heads/"), "branch", "pull")
+    if not rows:
         raise revision_not_found(branch)
-    return _commit(row)
+    return _commit(rows[0])
+
+
+def _at(db: sqlite3.Connection, repo: Repo, name: str, *kinds: str) -> list[sqlite3.Row]:
+    query = 'SELECT commits.* FROM refs JOIN commits ON number = "commit" WHERE refs.repo = ? AND name = ? AND type = ?'
+    found = (db.execute(query, (repo.number, name, kind)).fetchone() for kind in kinds)
+    return [row for row in found if row][:1]
 
 
 def history(db: sqlite3.Connection, commit: Commit) -> list[Commit]:
@@ -259,17 +235,9 @@ def add_commit(
     ).fetchone()
     commit = _commit(row)
     if parent:
-        copy_files(db, parent, commit)
+        query = 'INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, changed_in FROM files WHERE "commit" = ?'
+        db.execute(query, (commit.number, parent.number))
     return commit
-
-
-def copy_files(db: sqlite3.Connection, source: Commit, target: Commit, touched: bool = False) -> None:
-    """Copy the files of `source` to `target`. `touched` makes `target` the commit that last changed them."""
-    db.execute(
-        "INSERT INTO files SELECT ?, path, oid, size_bytes, sha256, iif(?, ?, changed_in)"
-        ' FROM files WHERE "commit" = ?',
-        (target.number, touched, target.number, source.number),
-    )
 
 
 def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
@@ -282,9 +250,10 @@ def put_entry(db: sqlite3.Connection, commit: Commit, entry: Entry) -> None:
     )
 
 
-def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit, message: str | None = None) -> None:
+def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Commit) -> None:
     """Point a ref (kind "branch", "tag" or "pull") to a commit."""
-    db.execute("INSERT OR REPLACE INTO refs VALUES (?, ?, ?, ?, ?)", (repo.number, kind, name, commit.number, message))
+    query = 'INSERT OR REPLACE INTO refs (repo, type, name, "commit") VALUES (?, ?, ?, ?)'
+    db.execute(query, (repo.number, kind, name, commit.number))
 
 
 def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:

@@ -6,7 +6,7 @@ import sqlite3
 
 from sharding.localhub import accounts, records
 from sharding.localhub.accounts import Caller
-from sharding.localhub.cards import MAX_CARD_BYTES, card_data, card_tags
+from sharding.localhub.cards import MAX_CARD_BYTES, card_data
 from sharding.localhub.commits import Draft, write_commit
 from sharding.localhub.hub import Hub
 from sharding.localhub.records import Commit, Entry, Kind, Repo
@@ -24,22 +24,16 @@ GIT_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for 
 
 def create(call: Call) -> Answer:
     """Create a repo with one commit, which holds `.gitattributes`."""
-    wish = call.json()
+    wish, blobs = call.json(), call.hub.blobs
     kind = _kind(wish)
     with call.hub.state.writing() as db:
         caller, user = accounts.require_user(db, call)
-        owner = text_of(wish, "organization", user)
-        repo = create_repo(call.hub, db, caller, kind, f"{owner}/{text_of(wish, 'name')}", _is_private(wish))
+        repo_id = f"{text_of(wish, 'organization', user)}/{text_of(wish, 'name')}"
+        owner, name = _check_new_id(call.hub, db, caller, kind, repo_id)
+        repo = records.add_repo(db, kind, owner, name, _is_private(wish), caller.app)
+        attributes = Entry(".gitattributes", blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
+        write_commit(db, repo, "main", None, user, Draft("initial commit", [attributes]))
     return {"url": link(call.hub, repo.path), "name": repo.id, "id": str(repo.number)}
-
-
-def create_repo(hub: Hub, db: sqlite3.Connection, caller: Caller, kind: Kind, repo_id: str, private: bool) -> Repo:
-    """Add a repo on behalf of `caller`. Raises Refusal: 400 for a bad name, 403 without the right, 409 if it exists."""
-    owner, name = _check_new_id(hub, db, caller, kind, repo_id)
-    repo = records.add_repo(db, kind, owner, name, private, caller.app)
-    attributes = Entry(".gitattributes", hub.blobs.put(GIT_ATTRIBUTES.encode()), len(GIT_ATTRIBUTES), None, 0)
-    write_commit(db, repo, "main", None, caller.name or "", Draft("initial commit", [attributes]))
-    return repo
 
 
 def delete(call: Call) -> Answer:
@@ -87,19 +81,13 @@ def duplicate(call: Call) -> Answer:
         owner, name = _check_new_id(call.hub, db, caller, source.kind, text_of(wish, "repository"))
         repo = records.add_repo(db, source.kind, owner, name, private, caller.app)
         entries = records.list_entries(db, records.find_head(db, source, "main"))
-        for entry in entries:
-            if entry.sha256:
-                records.add_object(db, repo.number, entry.sha256, entry.size_bytes)
-        draft = Draft(f"Duplicate from {source.id}", entries)
-        write_commit(db, repo, "main", None, caller.name or "", draft)
+        write_commit(db, repo, "main", None, caller.name or "", Draft(f"Duplicate from {source.id}", entries))
     return {"url": link(call.hub, repo.path), "filesCopyPending": False}
 
 
 def show(call: Call) -> Answer:
     """Describe a repo, at a revision if the path names one."""
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters.get("revision", "main"))
+    with accounts.reading(call, "see") as (db, repo, commit):
         return describe(call.hub, db, repo, commit, blobs=call.asks("blobs"))
 
 
@@ -132,8 +120,7 @@ def describe(
     answer |= {"modelId": repo.id} if repo.kind == "model" else {}
     answer |= {"private": repo.private, "gated": repo.gated or False, "disabled": False, "downloads": 0, "likes": 0}
     answer |= {"createdAt": iso(repo.created_seconds), "lastModified": iso(commit.date_seconds), "sha": commit.id}
-    answer |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk") if key in metadata}
-    answer["tags"] = [*card_tags(metadata), "region:us"]
+    answer |= {key: metadata[key] for key in ("library_name", "pipeline_tag", "sdk", "tags") if key in metadata}
     if not brief:
         answer["siblings"] = [_sibling(entry, blobs) for entry in records.list_entries(db, commit)]
         if metadata:

@@ -1,8 +1,6 @@
 """Show and name revisions: their files, trees and history; branches, tags and pull requests."""
 
-import hashlib
 import re
-import sqlite3
 from urllib.parse import quote
 
 from starlette.responses import Response, StreamingResponse
@@ -19,19 +17,14 @@ _PREFIXES = {"branch": "refs/heads/", "tag": "refs/tags/", "pull": ""}
 
 
 def resolve(call: Call) -> Answer:
-    """Answer HEAD and GET for a file, with ranges and `If-None-Match`."""
+    """Answer HEAD and GET for a file, with ranges."""
     hub, path = call.hub, call.parameters["path"]
-    with hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "read")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    with accounts.reading(call, "read") as (db, repo, commit):
         entry = records.find_entry(db, commit, path)
     if entry is None:
         raise entry_not_found(path, commit.id)
     headers = _headers(hub, repo, commit, entry)
-    if headers["ETag"] in [tag.strip() for tag in call.headers.get("if-none-match", "").split(",")]:
-        return Response(status_code=304, headers=headers)
-    range_holds = call.headers.get("if-range", headers["ETag"]) == headers["ETag"]
-    span = parse_range(call.headers.get("range"), entry.size_bytes) if range_holds else None
+    span = parse_range(call.headers.get("range"), entry.size_bytes)
     start, end = span or (0, entry.size_bytes)
     status = 206 if span else 200
     if span:
@@ -83,35 +76,29 @@ def _headers(hub: Hub, repo: Repo, commit: Commit, entry: Entry) -> dict[str, st
 
 
 def tree(call: Call) -> Answer:
-    """List a folder in pages. `recursive` lists all below it, `expand` adds the last commit of each item."""
-    folder, expand = call.parameters.get("path", "").strip("/"), call.asks("expand")
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    """List a folder in pages. `recursive` lists all below it."""
+    folder, size = call.parameters.get("path", "").strip("/"), call.hub.settings.page_items
+    with accounts.reading(call, "see") as (db, _, commit):
         entries = records.list_entries(db, commit, folder)
         if folder and not entries:
             raise entry_not_found(folder, commit.id)
-        items = _list_items(call.hub, entries, folder, call.asks("recursive"))
-        if expand:
-            _add_last_commits(db, items, entries)
-    return page(call, items, min(call.hub.settings.page_items, 50) if expand else call.hub.settings.page_items)
+    return page(call, _list_items(call.hub, entries, folder, call.asks("recursive")), size)
 
 
 def paths_info(call: Call) -> Answer:
     """Describe the files and folders in the form field `paths` that exist. `expand` adds the last commit of each."""
-    form, items, entries = call.form(), list[Json](), list[Entry]()
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
+    form, items = call.form(), list[Json]()
+    with accounts.reading(call, "see") as (db, _, commit):
         for path in dict.fromkeys(path.strip("/") for path in form.get("paths", [])):
-            if entry := records.find_entry(db, commit, path):
-                items.append(_file(call.hub, entry))
-                entries.append(entry)
-            elif below := records.list_entries(db, commit, path):
-                items.append(_folder(path, below))
-                entries += below
-        if is_true(form.get("expand", [""])[0]):
-            _add_last_commits(db, items, entries)
+            entry = records.find_entry(db, commit, path)
+            if not (below := [entry] if entry else records.list_entries(db, commit, path)):
+                continue
+            item = _file(call.hub, entry) if entry else _folder(path)
+            if is_true(form.get("expand", [""])[0]):
+                last = (max(entry.changed_in for entry in below),)
+                row = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", last).fetchone()
+                item["lastCommit"] = {"id": row[0], "title": row[1], "date": iso(row[2])}
+            items.append(item)
     return items
 
 
@@ -120,9 +107,8 @@ def commits(call: Call) -> Answer:
     limit = call.query.get("limit", str(_COMMITS))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST_COMMITS):
         raise Refusal(400, f'"limit" must be a number from 1 to {_MOST_COMMITS}')
-    with call.hub.state.reading() as db:
-        repo, _ = accounts.reach(db, call, "see")
-        line = records.history(db, records.find_commit(db, repo, call.parameters["revision"]))
+    with accounts.reading(call, "see") as (db, _, head):
+        line = records.history(db, head)
     items: list[Json] = []
     for commit in line:
         item = {"id": commit.id, "title": commit.title, "message": commit.message, "date": iso(commit.date_seconds)}
@@ -131,18 +117,14 @@ def commits(call: Call) -> Answer:
 
 
 def _list_items(hub: Hub, entries: list[Entry], folder: str, recursive: bool) -> list[Json]:
-    start = len(folder) + 1 if folder else 0
-    folders: dict[str, list[Entry]] = {}
-    files: list[Entry] = []
+    first = folder.count("/") + 2 if folder else 1
+    items: dict[str, Json] = {}
     for entry in entries:
-        *parents, _ = entry.path[start:].split("/")
-        for depth in range(1, len(parents) + 1 if recursive else min(len(parents), 1) + 1):
-            folders.setdefault(entry.path[:start] + "/".join(parents[:depth]), []).append(entry)
-        if recursive or not parents:
-            files.append(entry)
-    items = [_folder(path, below) for path, below in folders.items()]
-    items += [_file(hub, entry) for entry in files]
-    return sorted(items, key=lambda item: str(item["path"]).encode())
+        parts = entry.path.split("/")
+        for depth in range(first, len(parts) + 1 if recursive else first + 1):
+            path = "/".join(parts[:depth])
+            items[path] = _file(hub, entry) if depth == len(parts) else _folder(path)
+    return [items[path] for path in sorted(items, key=str.encode)]
 
 
 def _file(hub: Hub, entry: Entry) -> Json:
@@ -153,18 +135,8 @@ def _file(hub: Hub, entry: Entry) -> Json:
     return item
 
 
-def _folder(path: str, below: list[Entry]) -> Json:
-    # Not the id of a git tree, but enough: it changes exactly when something below it changes.
-    listing = "".join(f"{entry.path}\0{entry.oid}\n" for entry in below)
-    oid = hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest()
-    return {"type": "directory", "oid": oid, "size": 0, "path": path}
-
-
-def _add_last_commits(db: sqlite3.Connection, items: list[Json], entries: list[Entry]) -> None:
-    for item in items:
-        number = max(entry.changed_in for entry in entries if f"{entry.path}/".startswith(f"{item['path']}/"))
-        commit = db.execute("SELECT id, title, date_seconds FROM commits WHERE number = ?", (number,)).fetchone()
-        item["lastCommit"] = {"id": commit[0], "title": commit[1], "date": iso(commit[2])}
+def _folder(path: str) -> Json:
+    return {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}  # nobody asks for the tree of git
 
 
 def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
@@ -192,14 +164,25 @@ def list_refs(call: Call) -> Answer:
 
 def create_branch(call: Call) -> Answer:
     """Create a branch at a revision, `main` by default."""
-    wish = call.json()
-    name = _new_name(call.parameters["branch"])
+    return _create_ref(call, "branch", call.parameters["branch"], text_of(call.json(), "startingPoint", "main"))
+
+
+def create_tag(call: Call) -> Answer:
+    return _create_ref(call, "tag", text_of(call.json(), "tag"), call.parameters["revision"])
+
+
+def _create_ref(call: Call, kind: str, name: str, revision: str) -> Answer:
+    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
+    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
+    if not name or len(name) > 244 or re.search(wrong, name):
+        raise Refusal(400, f"Invalid reference name: {name}")
     with call.hub.state.writing() as db:
         repo, _ = accounts.reach(db, call, "write")
-        commit = records.find_commit(db, repo, text_of(wish, "startingPoint", "main"))
-        if _exists(db, repo.number, "branch", name):
-            raise Refusal(409, f"Reference already exists: refs/heads/{name}")
-        records.point(db, repo, "branch", name, commit)
+        commit = records.find_commit(db, repo, revision)
+        query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
+        if db.execute(query, (repo.number, kind, name)).fetchone():
+            raise Refusal(409, f"Reference already exists: {_PREFIXES[kind]}{name}")
+        records.point(db, repo, kind, name, commit)
     return None
 
 
@@ -216,64 +199,8 @@ def delete_branch(call: Call) -> Answer:
     return None
 
 
-def create_tag(call: Call) -> Answer:
-    wish = call.json()
-    name = _new_name(text_of(wish, "tag"))
-    with call.hub.state.writing() as db:
-        repo, _ = accounts.reach(db, call, "write")
-        commit = records.find_commit(db, repo, call.parameters["revision"])
-        if _exists(db, repo.number, "tag", name):
-            raise Refusal(409, f"Tag reference exists already: {name}")
-        records.point(db, repo, "tag", name, commit, text_of(wish, "message", ""))
-    return None
-
-
-def super_squash(call: Call) -> Answer:
-    """Replace the history of a branch with one commit that has the same files."""
-    message = text_of(call.json(), "message", "")
-    branch = call.parameters["branch"]
-    with call.hub.state.writing() as db:
-        repo, caller = accounts.reach(db, call, "write")
-        head = records.find_head(db, repo, branch)
-        title = message or f"Super-squash branch '{branch}' using huggingface_hub"
-        commit = records.add_commit(db, repo, None, title, caller.name or "")
-        records.copy_files(db, head, commit, touched=True)
-        records.point(db, repo, "branch", branch, commit)
-        _forget_unreferenced(db, repo)
-    return None
-
-
-def _forget_unreferenced(db: sqlite3.Connection, repo: Repo) -> None:
-    """Delete the commits that no ref leads to, and stop counting the LFS files that only they point to."""
-    db.execute(
-        "DELETE FROM commits WHERE repo = ? AND number NOT IN (WITH RECURSIVE line(number) AS ("
-        'SELECT "commit" FROM refs WHERE repo = ? UNION SELECT parent FROM commits JOIN line USING (number))'
-        " SELECT number FROM line WHERE number IS NOT NULL)",
-        (repo.number, repo.number),
-    )
-    db.execute(
-        "UPDATE objects SET referenced = 0 WHERE repo = ? AND sha256 NOT IN"
-        ' (SELECT sha256 FROM files JOIN commits ON number = "commit" WHERE repo = ? AND sha256 IS NOT NULL)',
-        (repo.number, repo.number),
-    )
-
-
-def _exists(db: sqlite3.Connection, repo: int, kind: str, name: str) -> bool:
-    query = "SELECT 1 FROM refs WHERE repo = ? AND type = ? AND name = ?"
-    return db.execute(query, (repo, kind, name)).fetchone() is not None
-
-
-def _new_name(name: str) -> str:
-    # The rules of git-check-ref-format, and no name that could be mistaken for a commit.
-    wrong = r"[\x00-\x20~^:?*\[\\\x7f]|\.\.|@\{|//|^[/.-]|[/.]$|\.lock$|/\.|^refs/|^[0-9a-f]{40}$"
-    if not name or len(name) > 244 or re.search(wrong, name):
-        raise Refusal(400, f"Invalid reference name: {name}")
-    return name
-
-
 RULES = (
     ("GET", "/{kind_prefix}/{owner}/{name}/resolve/{revision}/{path:path}", resolve),
-    ("GET", "/{kind_prefix}/{owner}/{name}/raw/{revision}/{path:path}", resolve),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}", tree),
     ("GET", "/api/{kind}s/{owner}/{name}/tree/{revision}/{path:path}", tree),
     ("POST", "/api/{kind}s/{owner}/{name}/paths-info/{revision}", paths_info),
@@ -282,5 +209,4 @@ RULES = (
     ("POST", "/api/{kind}s/{owner}/{name}/branch/{branch}", create_branch),
     ("DELETE", "/api/{kind}s/{owner}/{name}/branch/{branch}", delete_branch),
     ("POST", "/api/{kind}s/{owner}/{name}/tag/{revision}", create_tag),
-    ("POST", "/api/{kind}s/{owner}/{name}/super-squash/{branch}", super_squash),
 )

@@ -13,14 +13,12 @@ import shutil
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
-
-from sharding.localhub.records import State
 
 if TYPE_CHECKING:
     from hf_xet import XetDownloadStreamGroup  # type: ignore[import-untyped, unused-ignore]
@@ -82,30 +80,30 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class XetFile:
-    """A file in the store. `segments` are filled in only where they are needed."""
+    """A file in the store."""
 
     hash: str
     sha256: str
     size_bytes: int
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...]
 
 
 class XetStore:
-    """The folder `xet-store` beside the database, with the sha256 of every file that was ever put there."""
+    """The folder `xet-store` beside the database, with every file that was ever put there."""
 
-    def __init__(self, folder: Path, state: State, grants: Grants | None = None) -> None:
+    def __init__(self, folder: Path, grants: Grants | None = None) -> None:
         """Open the store below `folder`. With `grants`, everything except `put` goes over HTTP to this Hub."""
         self.folder = folder / "xet-store"
         self.url = f"local://{self.folder}"  # the endpoint for writers
         self._xorbs = self.folder / "xet" / "xorbs"
         self.shards = self._xorbs / "shards"
         self._views = folder / "xet-views"
-        self._state, self.grants = state, grants
-        self.copying = Lock()  # held while a whole file is copied from the store, one at a time
+        self.grants = grants
+        self._files: dict[str, XetFile] = {}
+        self._read: set[str] = set()  # the names of the shards whose files these are
         self._lock = Lock()
         self._lent = 0
         self._trimmed_later: deque[tuple[float, Path]] = deque()
-        self._own: tuple[int, XetDownloadStreamGroup] | None = None
         self.folder.mkdir(exist_ok=True)
         shutil.rmtree(self._views, ignore_errors=True)
         self._views.mkdir()
@@ -114,24 +112,23 @@ class XetStore:
         """Return the path of a xorb, which may not exist."""
         return self._xorbs / "xorbs" / f"default.{name}"
 
-    def find(self, sha256: str) -> XetFile | None:
-        """Return the file with that sha256, or None. It also looks into shards uploaded since the last call."""
-        return self.known(sha256) or (self.known(sha256) if self._learn() else None)
+    def find(self, name: str) -> XetFile | None:
+        """Return the file with that sha256 or Xet hash, or None. It looks into the shards that are new."""
+        for path in self.shards.glob("*.mdb") if name not in self._files else ():
+            if path.name not in self._read:
+                with suppress(ValueError):  # not complete yet: the next call reads it
+                    for file in parse_shard(path.read_bytes()):
+                        self._files |= {file.sha256: file, file.hash: file}
+                    self._read.add(path.name)
+        return self._files.get(name)
 
-    def known(self, sha256: str) -> XetFile | None:
-        """Return the file with that sha256 if `find` already knows it, else None."""
-        with self._state.reading() as db:
-            row = db.execute("SELECT hash, sha256, size_bytes FROM xet_files WHERE sha256 = ?", (sha256,)).fetchone()
-        return XetFile(*row) if row else None
-
-    def put(self, paths: Sequence[Path]) -> list[XetFile]:
-        """Write files to the store, as a client would. Raises RuntimeError while a client writes."""
+    def put(self, path: Path) -> str:
+        """Write a file to the store; return its sha256. Raises RuntimeError while a client writes."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         with hf_xet.XetSession().new_upload_commit(endpoint=self.url) as commit:
-            uploads = [commit.start_upload_file(str(path)) for path in paths]
-        files = [self.find(upload.result().xet_info.sha256 or "") for upload in uploads]
-        return [file for file in files if file]
+            upload = commit.start_upload_file(str(path))
+        return str(upload.result().xet_info.sha256)
 
     def lend_view(self) -> str:
         """Return an endpoint for one reader, which can open it for `VIEW_SECONDS`."""
@@ -152,15 +149,19 @@ class XetStore:
 
     def read(self, file: XetFile, start_byte: int, end_byte: int) -> Iterator[bytes]:
         """Yield the bytes in chunks of at most `RANGE_BYTES`. Raises OSError if the store does not have them."""
-        for start in range(start_byte, end_byte, RANGE_BYTES):
-            end = min(start + RANGE_BYTES, end_byte)
-            view, group = self._open(0)
-            chunk = _download(group, file, start, end)
-            if len(chunk) != end - start:  # the view is older than the file
-                chunk = _download(self._open(view + 1)[1], file, start, end)
-            if len(chunk) != end - start:
-                raise OSError(f"the Xet store lacks bytes {start} to {end} of {file.hash}")
-            yield chunk
+        import hf_xet  # type: ignore[import-untyped, unused-ignore]
+
+        info = hf_xet.XetFileInfo(file.hash, file.size_bytes)
+        with self._opened() as group:
+            for start in range(start_byte, end_byte, RANGE_BYTES):
+                end = min(start + RANGE_BYTES, end_byte)
+                try:
+                    chunk = b"".join(group.download_stream(info, start=start, end=end))
+                except RuntimeError as error:
+                    raise OSError(str(error)) from error
+                if len(chunk) != end - start:
+                    raise OSError(f"the Xet store lacks bytes {start} to {end} of {file.hash}")
+                yield chunk
 
     def _copy_lookup(self, target: Path) -> None:
         """Copy the lookup in one consistent state, although a client may be writing to it."""
@@ -174,8 +175,9 @@ class XetStore:
             if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size):
                 return
 
-    def _open(self, at_least: int) -> tuple[int, "XetDownloadStreamGroup"]:
-        """Return a view of our own and its number. It is a new one if the last number is below `at_least`."""
+    @contextmanager
+    def _opened(self) -> Iterator["XetDownloadStreamGroup"]:
+        """Yield the store as it is now."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:
@@ -183,30 +185,14 @@ class XetStore:
             access = {"endpoint": self.grants.endpoint, "token": token, "token_expiry_unix_secs": expires}
             # With telemetry, hf-xet waits two seconds for its server at the end of a session.
             config = hf_xet.XetConfig().with_config({"telemetry.enabled": False})
-            return 0, hf_xet.XetSession(config).new_download_stream_group(**access)
-        with self._lock:
-            if self._own and self._own[0] >= at_least:
-                return self._own
+            yield hf_xet.XetSession(config).new_download_stream_group(**access)
+            return
         endpoint = self.lend_view()
-        number = int(endpoint.rsplit("/", 1)[1])
-        # Also a new session, because sessions remember the endpoints that they have opened.
-        group = hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
-        with self._lock:
-            self._own = max(self._own or (0, group), (number, group), key=lambda own: own[0])
-            return self._own
-
-    def _learn(self) -> bool:
-        with self._state.reading() as db:
-            known = {row[0] for row in db.execute("SELECT name FROM xet_shards")}
-        fresh = [path for path in self.shards.glob("*.mdb") if path.name not in known]
-        if fresh:
-            with self._state.writing() as db:
-                for path in fresh:
-                    with suppress(ValueError):  # not complete yet: the next call reads it
-                        files = [(file.sha256, file.hash, file.size_bytes) for file in parse_shard(path.read_bytes())]
-                        db.executemany("INSERT OR REPLACE INTO xet_files VALUES (?, ?, ?)", files)
-                        db.execute("INSERT OR IGNORE INTO xet_shards VALUES (?)", (path.name,))
-        return bool(fresh)
+        try:
+            # A new session, because sessions remember the endpoints that they have opened.
+            yield hf_xet.XetSession().new_download_stream_group(endpoint=endpoint)
+        finally:
+            shutil.rmtree(endpoint.removeprefix("local://"))
 
 
 def parse_shard(shard: bytes) -> list[XetFile]:
@@ -221,7 +207,7 @@ def parse_shard(shard: bytes) -> list[XetFile]:
     place = _RECORD_BYTES
     try:
         while shard[place : place + 32] != b"\xff" * 32:
-            file_hash = _hex(shard, place)
+            file_hash = hash_at(shard, place)
             flags, segments = struct.unpack_from("<II", shard, place + 32)
             place += _RECORD_BYTES
             if place + segments * _RECORD_BYTES > len(shard):
@@ -230,25 +216,16 @@ def parse_shard(shard: bytes) -> list[XetFile]:
             for record in range(place, place + segments * _RECORD_BYTES, _RECORD_BYTES):
                 _, size, first, end = struct.unpack_from("<IIII", shard, record + 32)
                 sizes.append(size)
-                parts.append(Segment(_hex(shard, record), first, end))
+                parts.append(Segment(hash_at(shard, record), first, end))
             place += segments * _RECORD_BYTES * (2 if flags & _HAS_VERIFICATION else 1)
             if flags & _HAS_SHA256:
-                files.append(XetFile(file_hash, _hex(shard, place), sum(sizes), tuple(parts)))
+                files.append(XetFile(file_hash, hash_at(shard, place), sum(sizes), tuple(parts)))
                 place += _RECORD_BYTES
     except struct.error as error:
         raise ValueError("the shard is cut short") from error
     return files
 
 
-def _hex(shard: bytes, place: int) -> str:
+def hash_at(shard: bytes, place: int) -> str:
+    """Return the hash at a place of a shard, as hf-xet writes it."""
     return "".join(f"{word:016x}" for word in struct.unpack_from("<4Q", shard, place))
-
-
-def _download(group: "XetDownloadStreamGroup", file: XetFile, start_byte: int, end_byte: int) -> bytes:
-    import hf_xet  # type: ignore[import-untyped, unused-ignore]
-
-    info = hf_xet.XetFileInfo(file.hash, file.size_bytes)
-    try:
-        return b"".join(group.download_stream(info, start=start_byte, end=end_byte))
-    except RuntimeError as error:
-        raise OSError(str(error)) from error

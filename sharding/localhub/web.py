@@ -20,7 +20,7 @@ from sharding.localhub.hub import Hub
 from sharding.localhub.records import KINDS
 from sharding.localhub.refusals import Refusal
 
-MAX_BODY_BYTES = 256_000_000  # Of a request that is read whole, such as a commit's regular files.
+MAX_BODY_BYTES = 256_000_000  # Of a request, which is held in memory, such as a part of an LFS file.
 Json = dict[str, Any]
 Answer = Json | list[Any] | Response | None
 
@@ -35,7 +35,7 @@ class Call:
     parameters: Mapping[str, str]
     query: QueryParams
     headers: Headers
-    body: bytes = b""
+    body: bytes
 
     def json(self) -> Json:
         try:
@@ -70,13 +70,6 @@ def routes(hub: Hub, rules: Iterable[tuple[str, str, Handler]]) -> list[Route]:
     return table
 
 
-def to_call(hub: Hub, request: Request, kind: str = "", body: bytes = b"") -> Call:
-    parameters = {name: unquote(value) for name, value in request.path_params.items()}
-    address = hub.address + request.scope["path"]
-    query, headers = request.query_params, request.headers
-    return Call(hub, request.method, address, {**parameters, "kind": kind}, query, headers, body)
-
-
 def _endpoint(hub: Hub, handler: Handler, kind: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         body = bytearray()
@@ -84,7 +77,10 @@ def _endpoint(hub: Hub, handler: Handler, kind: str) -> Callable[[Request], Awai
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 raise Refusal(413, f"The request is larger than {MAX_BODY_BYTES} bytes.")
-        answer = await run_in_threadpool(handler, to_call(hub, request, kind, bytes(body)))
+        parameters = {name: unquote(value) for name, value in request.path_params.items()} | {"kind": kind}
+        where = request.method, hub.address + request.scope["path"], parameters
+        call = Call(hub, *where, request.query_params, request.headers, bytes(body))
+        answer = await run_in_threadpool(handler, call)
         if isinstance(answer, Response):
             return answer
         return Response("OK", media_type="text/plain") if answer is None else JSONResponse(answer)

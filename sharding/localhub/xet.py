@@ -12,10 +12,10 @@ from blake3 import blake3
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sharding.localhub import accounts, records
-from sharding.localhub.blobs import read_file
+from sharding.localhub.blobs import new_file, read_file
 from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.revisions import parse_range
-from sharding.localhub.store import VIEW_SECONDS, Right, XetFile, XetStore, name_of_grant, parse_shard
+from sharding.localhub.store import VIEW_SECONDS, Right, XetStore, hash_at, name_of_grant, parse_shard
 from sharding.localhub.web import Answer, Call, Json, text_of
 
 _HEADER_BYTES = 8
@@ -34,7 +34,7 @@ def give_access(call: Call) -> Answer:
     with call.hub.state.reading() as db:
         if to_write:
             repo, _ = accounts.reach(db, call, "propose" if call.asks("create_pr") else "write")
-            call.hub.check_quota(db, repo)
+            call.hub.check_quota(db, repo, wants_room=True)
         else:
             repo, _ = accounts.reach(db, call, "read")
             records.find_commit(db, repo, call.parameters["revision"])
@@ -73,7 +73,8 @@ def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
 
 
 def put_xorb(call: Call) -> Answer:
-    _keep(_served(call, "write").xorb(_hash(call)), call.body)
+    with new_file(_served(call, "write").xorb(_hash(call))) as file:
+        file.write(call.body)
     return {"was_inserted": True}
 
 
@@ -85,15 +86,15 @@ def put_shard(call: Call) -> Answer:
         raise Refusal(400, str(error)) from error
     if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
         raise Refusal(400, f"The xorb {missing[0]} has not arrived.")
-    _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
+    with new_file(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb") as file:
+        file.write(call.body)
     return {"result": 1}
 
 
 def reconstruct(call: Call) -> Answer:
     """Return the xorbs, and their bytes, that hold the requested range of a file."""
     store, name = _served(call, "read"), _hash(call)
-    files = (file for path in store.shards.glob("*.mdb") for file in _files(path))
-    file = next((file for file in files if file.hash == name), None)
+    file = store.find(name)
     if file is None:
         raise Refusal(404, f"The store has no file {name}.")
     start, end = parse_range(call.headers.get("range"), file.size_bytes) or (0, file.size_bytes)
@@ -161,18 +162,6 @@ def _hash(call: Call) -> str:
     return name
 
 
-def _keep(target: Path, content: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{secrets.token_hex(8)}.part")
-    part.write_bytes(content)
-    part.replace(target)
-
-
-@lru_cache(maxsize=1000)
-def _files(shard: Path) -> tuple[XetFile, ...]:
-    return tuple(parse_shard(shard.read_bytes()))
-
-
 @lru_cache(maxsize=1000)
 def _chunks(path: Path) -> tuple[tuple[int, int, int], ...]:
     """Return place, size with header and unpacked size of each chunk of a xorb; the footer begins with no zero."""
@@ -190,25 +179,17 @@ def chunks_to_ask_for(path: Path) -> frozenset[str]:
     """Return the hashes of the chunks of an uploaded shard that clients may ask for."""
     shard = path.read_bytes()
     starts = {(file.segments[0].xorb, file.segments[0].first) for file in parse_shard(shard) if file.segments}
-    hashes = set()
-    xorb, first = "", 0
-    for place, is_chunk in _records(shard):
-        words = struct.unpack_from("<4Q", shard, place)
-        name = "".join(f"{word:016x}" for word in words)
-        if not is_chunk:
-            xorb, first = name, place + _RECORD_BYTES
-        elif words[3] % _ASKED_FOR == 0 or (xorb, (place - first) // _RECORD_BYTES) in starts:
-            hashes.add(name)
-    return frozenset(hashes)
+    hashes = ((hash_at(shard, place), chunk) for place, chunk in _records(shard) if chunk)
+    return frozenset(name for name, chunk in hashes if chunk in starts or int(name[-16:], 16) % _ASKED_FOR == 0)
 
 
 def keyed_shard(shard: bytes, key: bytes, created: int, expires: int) -> bytes:
     """Return the xorbs of an uploaded shard without its files, valid between two times in seconds since 1970. Chunks
     are hashed with a key of 32 bytes, which the answer states. So only those who have a chunk recognize it."""
     records = bytearray()
-    for place, is_chunk in _records(shard):
+    for place, chunk in _records(shard):
         record = shard[place : place + _RECORD_BYTES]
-        records += blake3(record[:32], key=key).digest() + record[32:] if is_chunk else record
+        records += blake3(record[:32], key=key).digest() + record[32:] if chunk else record
     start = 2 * _RECORD_BYTES  # after the header and an empty list of files
     end = start + len(records) + _RECORD_BYTES
     # Three empty tables of 0 entries follow the lists. A client then reads the lists.
@@ -217,19 +198,19 @@ def keyed_shard(shard: bytes, key: bytes, created: int, expires: int) -> bytes:
     return shard[:40] + struct.pack("<Q", _FOOTER_BYTES) + _END + records + _END + footer
 
 
-def _records(shard: bytes) -> Iterator[tuple[int, bool]]:
-    """Yield where each record of a xorb or a chunk starts, and whether it is a chunk's. A xorb has one record with its
-    hash and number of chunks, then one record per chunk. A hash of ones ends the list."""
+def _records(shard: bytes) -> Iterator[tuple[int, tuple[str, int] | None]]:
+    """Yield where each record of a xorb or a chunk starts, and for a chunk its xorb and number. A xorb has one with
+    its hash and number of chunks, then one for each chunk. A hash of ones ends the list."""
     place = next(
         place for place in range(_RECORD_BYTES, len(shard), _RECORD_BYTES) if shard.startswith(_END[:32], place)
     )
     place += _RECORD_BYTES
     while place < len(shard) and not shard.startswith(_END[:32], place):
-        (chunks,) = struct.unpack_from("<I", shard, place + 36)
-        yield place, False
-        for _ in range(chunks):
+        xorb, (chunks,) = hash_at(shard, place), struct.unpack_from("<I", shard, place + 36)
+        yield place, None
+        for number in range(chunks):
             place += _RECORD_BYTES
-            yield place, True
+            yield place, (xorb, number)
         place += _RECORD_BYTES
 
 

@@ -156,6 +156,8 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     """Return the answer of `model_class.meta_model`, in its own process. Raises Refused, and kills it, if it takes too
     long. Raises ModelRefused if it needs too much memory, SourceError if it fails or has no class."""
     limit_seconds = max(limit_seconds, 0.001)
+    message = "transformers took too long to build this model without weights. This machine may be busy."
+    late = Refused(message, f"Try again in a minute. Or {_WITHOUT}")
     # A library may write a lot to standard error, so a file takes it and only its end is read.
     with TemporaryFile() as errors:
         try:
@@ -168,11 +170,11 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
                 timeout=limit_seconds,
             )
         except subprocess.TimeoutExpired as error:
-            raise _late() from error
+            raise late from error
         errors.seek(max(0, errors.tell() - STDERR_BYTES))
         lines = errors.read().decode(errors="replace").strip().splitlines()
     if done.returncode == -signal.SIGALRM:
-        raise _late()
+        raise late
     if done.returncode < 0:  # for example, a library ran out of memory
         killer = signal.Signals(-done.returncode).name
         raise ModelRefused(f"transformers cannot build this model: its process was ended by {killer}.", _LEAVE_OUT)
@@ -185,11 +187,6 @@ def ask_meta_model(question: Mapping[str, Any], limit_seconds: float = ARCHITECT
     if "unsupported" in answer:
         raise SourceError(answer["unsupported"], "You can still inspect, plan and shard its files.")
     return answer
-
-
-def _late() -> Refused:
-    message = "transformers took too long to build this model without weights. This machine may be busy."
-    return Refused(message, f"Try again in a minute. Or {_WITHOUT}")
 
 
 def hints_from(answer: Mapping[str, Any], folder: str = "") -> ModelHints:

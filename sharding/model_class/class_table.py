@@ -83,13 +83,13 @@ def hints_of_diffusers(config: str, tensors: Iterable[Tensor], folder: str) -> M
     name = document.get("_class_name") if isinstance(document, dict) else None
     if not isinstance(name, str):
         return None
-    kept = _of_diffusers().get(name)
+    kept = _of_diffusers()["classes"].get(name)
     if kept is None:
         return ModelHints(unknown=f"{folder}config.json names the class {name[:100]}, which this tool does not know.")
     saved = (
         SavedTensor(tensor.name, "F32", number)
         for number, tensor in enumerate(tensors)
-        if not kept.isdisjoint(tensor.name.removeprefix(folder).split("."))
+        if any(part in kept for part in tensor.name.removeprefix(folder).split("."))
     )
     return ModelHints(name, tuple(saved))
 
@@ -113,13 +113,14 @@ def ties(config: Any) -> bool | None:
         return None
     if all("ties" not in entry for entry in classes):
         return False
-    parts = [part for part in map(config.get, _PARTS) if isinstance(part, dict)]
     flags = {_flag(config)}
-    if any("flag" in entry for entry in classes):  # the head is in a part
-        flags |= set(map(_flag, parts)) or {None}
+    if any("flag" in entry for entry in classes):  # the head is in a part, whose type the configuration chooses
+        flags |= {_flag(part) for part in map(config.get, _PARTS) if isinstance(part, dict)} or {None}
+        chosen = [config.get(key) for entry in classes for key in _PARTS if key in entry.get("parts", {})]
+        classes = classes + [other for part in chosen for other in _with_heads(_type_of(part)) or [{}]]
     if flags == {False}:
         return False
-    return True if flags == {True} and all(entry.get("ties") for entry in _with_parts(classes, config)) else None
+    return True if flags == {True} and all(entry.get("ties") for entry in classes) else None
 
 
 def tied_names(config: Any) -> tuple[str, ...]:
@@ -161,6 +162,7 @@ def always_ties(config: Any) -> bool:
 
 
 USUAL_HEAD = "lm_head.weight"  # What most classes of transformers call their output head.
+_SAYS = (None, True, False)  # What a configuration may say of itself, in the order of the table.
 _PARTS = ("text_config", "decoder")  # Keys of a configuration that hold the configuration of the part with the head.
 
 
@@ -169,20 +171,10 @@ def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [_table()["classes"][name] for name in named[:1]] or _with_heads(config.get("model_type"))
 
 
-def _with_parts(classes: list[Mapping[str, Any]], config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return `classes` together with those of the models inside, whose type the configuration chooses."""
-    found = list(classes)
-    for entry in classes if any("flag" in entry for entry in classes) else ():
-        chosen = [config.get(key) for key in _PARTS if key in entry.get("parts", {})]
-        found += [other for part in chosen for other in _with_heads(_type_of(part)) or [{}]]
-    return found
-
-
 def _flag(config: Any) -> bool | None:
     """Return the `tie_word_embeddings` of a configuration in memory, None if it is not known."""
-    stated = config.get("tie_word_embeddings")
-    kind = _type_of(config)
-    if kind not in _table()["types"]:
+    stated, kind = config.get("tie_word_embeddings"), _type_of(config)
+    if kind not in _table()["types"] or not isinstance(stated, bool | None):
         return stated if isinstance(stated, bool) else None
     flags = _table()["types"][kind]["ties"].split()
     text, row = config.get("text_config"), 0
@@ -190,10 +182,8 @@ def _flag(config: Any) -> bool | None:
         of_text = _flag(text)
         if of_text is None and _type_of(text) is not None:
             return None
-        row = 1 if of_text is None else 2 if of_text else 3
-    if stated is not None and not isinstance(stated, bool):
-        return None
-    return {"y": True, "n": False}.get(flags[row][0 if stated is None else 1 if stated else 2])
+        row = 1 + _SAYS.index(of_text)
+    return {"y": True, "n": False}.get(flags[row][_SAYS.index(stated)])
 
 
 def _type_of(config: Any) -> str | None:
@@ -210,9 +200,8 @@ def _table() -> Any:
 
 
 @cache
-def _of_diffusers() -> dict[str, frozenset[str]]:
-    document: Any = json.loads(OF_DIFFUSERS.read_text())
-    return {name: frozenset(parts) for name, parts in document["classes"].items()}
+def _of_diffusers() -> Any:
+    return json.loads(OF_DIFFUSERS.read_text())
 
 
 def _named(config: Mapping[str, Any]) -> list[str]:

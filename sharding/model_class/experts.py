@@ -1,6 +1,6 @@
 """Say how transformers 5.23 holds experts in memory, and how repos store them. Pure."""
 
-_TYPES = (
+FUSED = (
     "mixtral", "minimax", "minimax_m2", "phimoe", "qwen2_moe", "afmoe", "deepseek_v2", "deepseek_v3", "deepseek_v32",
     "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "glm4v_moe", "longcat_flash", "solar_open",
     "mellum", "qwen3_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker", "qwen3_omni_moe_text", "qwen3_next",
@@ -18,11 +18,6 @@ SHORT_NAMES = (*OLD_BLOCKS, "lfm2_moe")
 """Types whose experts have the matrices w1, w2 and w3 in files."""
 
 
-def is_fused_type(model_type: str) -> bool:
-    """Return whether transformers 5.23 holds the experts of this type in one tensor and stores them one by one."""
-    return model_type in _TYPES
-
-
 def is_stored_apart(model_type: str) -> bool:
     """Return whether libraries load the experts of this type one by one."""
-    return is_fused_type(model_type) or model_type.removesuffix("_text") in ("qwen3_5_moe", "lfm2_moe", "nemotron_h")
+    return model_type in FUSED or model_type.removesuffix("_text") in ("qwen3_5_moe", "lfm2_moe", "nemotron_h")

@@ -1,18 +1,18 @@
 """Offer the work of the page to programs: as endpoints of Gradio's HTTP API, which are also MCP tools."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any
 
 import gradio as gr
 from gradio.events import api
 
 from sharding.checkpoint.gguf import EVERY
 from sharding.core.errors import Refused, ShardingError, TooManyTensors, unforeseen
-from sharding.core.options import OPTIONS, Option, Options, of_tool
+from sharding.core.option import Option
+from sharding.core.options import Options, of_tool
 from sharding.desk import JobRequest
 from sharding.desk.questions import patient
 from sharding.page.links import Wish, query_of
@@ -29,30 +29,35 @@ _KEPT_BACK = (
 """What a program is not told of a job, or reads in its report."""
 
 
-def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds every option of `tool` as a parameter to a method that takes keyword arguments."""
+def _endpoint(tool: str = "") -> Callable[[Callable[..., Json]], Callable[..., Json]]:
+    """Return a decorator for what programs call: it adds every option of `tool` as a parameter to a method that takes
+    keyword arguments. It refuses names and choices that are no text, and tells what went wrong and what to do."""
     options = of_tool(tool)
 
-    def give(method: Callable[..., Any]) -> Callable[..., Any]:
-        hints = get_type_hints(method)
-        own = inspect.signature(method).parameters.values()
-        named = [
-            one.replace(annotation=hints.get(one.name, one.empty)) for one in own if one.kind is not one.VAR_KEYWORD
-        ]
-        signature = inspect.Signature([*named, *map(_parameter, options)], return_annotation=hints["return"])
+    def give(method: Callable[..., Json]) -> Callable[..., Json]:
+        own = inspect.signature(method)
+        named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        signature = own.replace(parameters=[*named, *map(_parameter, options)])
 
         @wraps(method)
-        def answer(*values: Any, **more: Any) -> Any:
+        def answer(*values: Any, **more: Any) -> Json:
             given = signature.bind(*values, **more)
             given.apply_defaults()
-            taken = {option.name: _value(option, given.arguments.pop(option.tool_name)) for option in options}
-            return method(**given.arguments, **taken)
+            chosen = [(option, given.arguments.pop(option.tool_name)) for option in options]
+            texts = [value for name, value in given.arguments.items() if name not in ("self", "request")]
+            texts += [value for one, value in chosen if (one.kind is str or one.choices) and value != one.default]
+            if not all(isinstance(text, str) for text in texts):
+                raise gr.Error("Names, sizes and choices must be text.", print_exception=False)
+            try:
+                return method(**given.arguments, **{one.name: _value(one, value) for one, value in chosen})
+            except (ShardingError, MemoryError) as error:
+                known = error if isinstance(error, ShardingError) else unforeseen(error)
+                raise gr.Error(f"{known.message} {known.hint}".rstrip(), print_exception=False) from error
 
         lines = [f"            {option.tool_name}: {option.help}" for option in options]
         answer.__signature__ = signature  # type: ignore[attr-defined]
-        answer.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()} | {
-            "return": signature.return_annotation
-        }
+        hints = {one.name: one.annotation for one in signature.parameters.values()}
+        answer.__annotations__ = hints | {"return": signature.return_annotation}
         answer.__doc__ = "\n".join([(method.__doc__ or "").rstrip(), *lines]) + "\n"
         return answer
 
@@ -60,13 +65,10 @@ def _taking_options(tool: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    kind = str if option.name == "max_shard_size" else option.kind
-    default = option.default
-    if option.on is not None:
-        kind, default = bool, False
-    return inspect.Parameter(
-        option.tool_name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind
-    )
+    kind, default = (option.kind, option.default) if option.on is None else (bool, False)
+    kind = str if option.name == "max_shard_size" else kind
+    usual = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(option.tool_name, usual, default=default, annotation=kind)
 
 
 def _value(option: Option, given: Any) -> Any:
@@ -85,13 +87,12 @@ class Endpoints(Asked):
             answer.__signature__ = inspect.signature(endpoint)  # type: ignore[attr-defined] # as bound: without self
             api(answer, api_name=endpoint.__name__, concurrency_limit=None)
 
-    @_taking_options("inspect")
+    @_endpoint("inspect")
     def inspect(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Describe a model checkpoint on the Hugging Face Hub: architecture, parameters, dtypes, files and sizes.
 
-        Call it to learn what a repo holds before you plan a copy. It reads only the headers of the files and downloads
-        no weights. A public repo needs no login. For a private or gated repo, send a token that can read it in the
-        header `Authorization: Bearer hf_...`.
+        Call it before you plan a copy. It reads only headers, no weights. A public repo needs no login. For a private
+        or gated repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
         It answers with an object: `architecture`, `total_parameters`, `total_bytes`, `tensors` (their number), `dtypes`
         (bytes of each), `weight_files`, `other_variants` of the weights, and `findings` (warnings and notes). For GGUF
@@ -100,23 +101,21 @@ class Endpoints(Asked):
         Args:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
-        with _api_errors(source, *_texts(chosen)):
-            token, asked = self.site.token(request), Options(**chosen)
-            try:
-                wanted = asked.variant or EVERY, token, asked.inputs
-                return inspection_json(self.desk.models.inspect(source, *wanted, format=asked.format))
-            except TooManyTensors:
-                words = asked.variant, token, asked.base
-                overview = self.desk.models.overview(source, *words, _session(request))
-                return to_json(overview.source)
+        token, asked = self.site.token(request), Options(**chosen)
+        try:
+            wanted = asked.variant or EVERY, token, asked.inputs
+            return inspection_json(self.desk.models.inspect(source, *wanted, format=asked.format))
+        except TooManyTensors:
+            words = asked.variant, token, asked.base
+            overview = self.desk.models.overview(source, *words, _session(request))
+            return to_json(overview.source)
 
-    @_taking_options("plan")
+    @_endpoint("plan")
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:
         """Plan a copy of a model checkpoint: which files it would have, and which tensors each file would hold.
 
-        Call it before `shard` to choose a size. It reads only headers, moves no weights and writes nothing. A public
-        repo needs no login. For a private or gated repo, send a token that can read it in the header
-        `Authorization: Bearer hf_...`.
+        Call it before `shard` to choose a size. It reads only headers and writes nothing. A public repo needs no login.
+        For a private or gated repo, send a token that can read it in the header `Authorization: Bearer hf_...`.
 
         It answers with an object. `shards` lists the files, each with `file`, `bytes` and the names of its `tensors`.
         `total_bytes` and `weight_map` are those of all files. `findings` are warnings and notes, such as a tensor
@@ -125,12 +124,11 @@ class Endpoints(Asked):
         Args:
             source: the repo, as "owner/name", "owner/name@revision/folder" or a link to it
         """
-        with _api_errors(source, *_texts(chosen)):
-            token = self.site.token(request)
-            checkpoint, plan = self.desk.models.plan(source, Options(**chosen), token, _session(request))
-            return to_json(summarize_plan(plan, checkpoint.findings))
+        token = self.site.token(request)
+        checkpoint, plan = self.desk.models.plan(source, Options(**chosen), token, _session(request))
+        return to_json(summarize_plan(plan, checkpoint.findings))
 
-    @_taking_options("shard")
+    @_endpoint("shard")
     def shard(self, source: str, destination: str, request: gr.Request, **chosen: Any) -> Json:
         """Start a job that copies a model checkpoint to another repo, in files up to a given size.
 
@@ -145,12 +143,10 @@ class Endpoints(Asked):
             source: the repo to copy, as "owner/name", "owner/name@revision/folder" or a link to it
             destination: the repo to write, as "owner/name". It is created if it does not exist.
         """
-        with _api_errors(source, destination, *_texts(chosen)):
-            job = self.desk.submit(
-                JobRequest.of(source, destination, chosen), *self.signed_in(request, None, _NO_LOGIN)
-            )
-            return {"job": job, "link": self.site.address(request) + query_of(Wish(job=job))}
+        job = self.desk.submit(JobRequest.of(source, destination, chosen), *self.signed_in(request, None, _NO_LOGIN))
+        return {"job": job, "link": self.site.address(request) + query_of(Wish(job=job))}
 
+    @_endpoint()
     def status(self, job: str, request: gr.Request) -> Json:
         """Report the status of a job that you started with `shard`: its state, progress and log, and later its report.
 
@@ -166,23 +162,23 @@ class Endpoints(Asked):
         Args:
             job: the id that `shard` answered with
         """
-        with _api_errors(job):
-            status = self.desk.status(job, self.signed_in(request, None, _NO_LOGIN)[0].name)
-            if status is None:
-                hint = "Send a token of the account that started it. Jobs are kept for a day."
-                raise Refused("You have no job with this id.", hint)
-            document = to_json(replace(status, written={}, reread={}))  # they grow with the files
-            for name in _KEPT_BACK:
-                del document[name]
-            if document["progress"]:
-                del document["progress"]["files"]  # since the last event, which the caller may not have seen
-            asked = document["request"]
-            asked |= asked.pop("options")
-            asked["compare"] = bool(asked.pop("compare_rounds"))
-            if document["published"]:
-                document["published"] |= document["published"].pop("ref")
-            return document
+        status = self.desk.status(job, self.signed_in(request, None, _NO_LOGIN)[0].name)
+        if status is None:
+            hint = "Send a token of the account that started it. Jobs are kept for a day."
+            raise Refused("You have no job with this id.", hint)
+        document = to_json(replace(status, written={}, reread={}))  # they grow with the files
+        for name in _KEPT_BACK:
+            del document[name]
+        if document["progress"]:
+            del document["progress"]["files"]  # since the last event, which the caller may not have seen
+        asked = document["request"]
+        asked |= asked.pop("options")
+        asked["compare"] = bool(asked.pop("compare_rounds"))
+        if document["published"]:
+            document["published"] |= document["published"].pop("ref")
+        return document
 
+    @_endpoint()
     def result(self, repo: str, request: gr.Request) -> Json:
         """Return the report of a finished copy from its repo: how it was made, the verification, and what it cost.
 
@@ -199,15 +195,15 @@ class Endpoints(Asked):
         Args:
             repo: the copy, as "owner/name", "owner/name@revision" or a link to it
         """
-        with _api_errors(repo):
-            result, trust = self.desk.results.judge(repo, self.site.token(request))
-            return {
-                "repo_id": result.repo_id,
-                "revision": result.revision,
-                "trust": to_json(trust),
-                "report": to_json(result.report) if trust.level != "contradicted" else None,
-            }
+        result, trust = self.desk.results.judge(repo, self.site.token(request))
+        return {
+            "repo_id": result.repo_id,
+            "revision": result.revision,
+            "trust": to_json(trust),
+            "report": to_json(result.report) if trust.level != "contradicted" else None,
+        }
 
+    @_endpoint()
     def compare(self, original: str, copy: str, request: gr.Request, variant: str = "") -> Json:
         """Compare two model checkpoints without reading weights: names, shapes and dtypes of tensors, hashes of files.
 
@@ -227,29 +223,11 @@ class Endpoints(Asked):
             copy: the repo that may be a copy, in the same form
             variant: which weights of the original to compare, such as fp16
         """
-        with _api_errors(original, copy, variant):
-            token = self.site.token(request)
-            likeness, trust = self.desk.results.compare(original, copy, token, _session(request), variant)
-            shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
-            return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
+        token = self.site.token(request)
+        likeness, trust = self.desk.results.compare(original, copy, token, _session(request), variant)
+        shown = replace(likeness, mismatches=likeness.mismatches[:_MOST_MISMATCHES])
+        return {**to_json(shown), "mismatched": len(likeness.mismatches), "trust": to_json(trust)}
 
 
 def _session(request: gr.Request) -> str | None:
     return None if request.headers.get("x-gradio-user") == "mcp" else request.session_hash
-
-
-def _texts(chosen: Mapping[str, Any]) -> Iterator[Any]:
-    options = ((OPTIONS[name], value) for name, value in chosen.items())
-    return (value for option, value in options if (option.kind is str or option.choices) and value != option.default)
-
-
-@contextmanager
-def _api_errors(*texts: object) -> Iterator[None]:
-    """Tell the caller what went wrong and what to do. Check first that `texts`, which anybody can send, are text."""
-    if not all(isinstance(text, str) for text in texts):
-        raise gr.Error("Names, sizes and choices must be text.", print_exception=False)
-    try:
-        yield
-    except (ShardingError, MemoryError) as error:
-        known = error if isinstance(error, ShardingError) else unforeseen(error)
-        raise gr.Error(f"{known.message} {known.hint}".rstrip(), print_exception=False) from error

@@ -11,12 +11,12 @@ from sharding.core.errors import ShardingError, UsageError
 from sharding.core.options import Options
 from sharding.desk.jobs import ACTIVE
 from sharding.page.form import PLAIN, PRIVATE, Aim, Form, Update, Values, goals_panel, size_label
-from sharding.page.goals import GOALS, SAME, fields_of
+from sharding.page.goals import GOALS, SAME
 from sharding.page.job_panels import jobs_panel
 from sharding.page.links import Wish, query_of, read_wish
 from sharding.page.panels import message, problem
 from sharding.page.render import render
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 
 _MOST_FOUND = 200
 
@@ -32,22 +32,18 @@ class Arriving(Events):
             update |= self._begun(wish.goal, wish.repo) | {form.aim: Aim(wish.goal if wish.sized else "")}
         if wish.repo:  # otherwise the visitor may be typing already
             source, variant = GOALS[wish.goal].source if wish.goal else "Model", wish.options.variant
+            owner, _, name = wish.to.partition("/")
+            chosen: Update = {form.measure: wish.measure, form.engine: wish.engine, form.proof: wish.proof}
+            chosen |= {form.visibility: wish.private and PRIVATE, form.name: name}
+            chosen[form.namespace] = owner and name and gr.Dropdown(choices=[owner], value=owner)
             update |= {
                 form.repo: gr.Dropdown(choices=[wish.repo], value=wish.repo, label=source),
-                form.goals: goals_panel(wish.goal, fields_of(wish.goal), source=wish.repo),
+                form.goals: goals_panel(wish.goal, source=wish.repo),
                 form.size: size_label(str(wish.options.max_shard_size)) if wish.sized else wish.misspelt,
                 form.variants: gr.Radio([(variant or PLAIN, variant)], visible=False, value=variant),
                 **form.filled_in(wish.options),
+                **{field: value for field, value in chosen.items() if value},
             }
-        owner, _, name = wish.to.partition("/")
-        if wish.repo and name:
-            update |= {form.name: name}
-        if wish.repo and name and owner:
-            update |= {form.namespace: gr.Dropdown(choices=[owner], value=owner)}
-        if wish.repo:
-            chosen = {form.visibility: wish.private and PRIVATE, form.measure: wish.measure, form.engine: wish.engine}
-            chosen[form.proof] = wish.proof
-            update |= {field: value for field, value in chosen.items() if value}
         if wish.job or wish.result:
             update |= {
                 form.choose: gr.Column(visible=False),
@@ -67,13 +63,13 @@ class Arriving(Events):
     def _begun(self, goal: str, repo: str) -> Update:
         label = {self.form.goal: goal, self.form.repo: gr.Dropdown(label=GOALS[goal].source), self.form.jobs: ""}
         # Beside a model the browser shows the goal at once, and the plan shows it again.
-        return label if repo else {**label, self.form.goals: goals_panel(goal, fields_of(goal))}
+        return label if repo else {**label, self.form.goals: goals_panel(goal)}
 
     def greet(self, request: gr.Request, login: Login) -> Update:
         """Greet a visitor who is signed in, and list their jobs."""
         opens, jobs = read_wish(dict(request.query_params)), ""
         try:
-            if who := person(self.desk, self.site.token(request, login)):
+            if who := self.viewer(self.site.token(request, login)):
                 records = self.desk.jobs_of(who.name)
                 jobs, runs = jobs_panel(records), next((one.id for one in records if one.state in ACTIVE), "")
                 page, link = f"{self.site.endpoint}/{who.name}", query_of(Wish(job=runs)) if runs else ""

@@ -73,7 +73,7 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
     with page:
         form = Form(on_space=site.space is not None)
         arriving, running = Arriving(desk, site, form), Running(desk, site, form)
-        arrived = page.load(arriving.arrive, None, form.parts, **_QUIET)
+        arrived = page.load(arriving.arrive, None, [*form.by_name.values()], **_QUIET)
         page.load(patient(arriving.greet), None, [form.account, form.jobs], **_QUIET)
         showing = Showing(desk, site, form)
         result = [form.result, form.result_map, form.result_details, form.check, form.load, form.check_message]
@@ -101,20 +101,20 @@ def build(desk: Desk, site: Site) -> gr.Blocks:
 
 def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing: Pushing, running: Running) -> None:
     planning = Planning(arriving.desk, arriving.site, form)
-    # Sets: for these Gradio passes all values together, by field.
     name: list[Block] = [form.namespace, form.name]
-    target: set[Block] = {*name, form.visibility, form.measure, form.engine, form.proof, form.own}
-    plan: set[Block] = {*form.of_a_plan, *target, form.goal, form.aim, form.shown, form.proposed}
+    # A set: for that Gradio passes all values together, by field.
+    fields: set[Block] = {*form.of_a_plan, *name, form.visibility, form.measure, form.engine, form.proof, form.own}
+    fields |= {form.goal, form.aim, form.shown, form.proposed, form.permitted, form.replace, form.replaced}
+    fields |= {form.job, form.wanted, form.original, form.copied}
     place: list[Block] = [form.target, form.visibility, form.own]
-    order = {*plan, form.permitted, form.replace, form.replaced}
 
     def propose(after: Dependency) -> None:
         after.then(None, js="() => window.shardMyRepo.ready()")
         shown = [*name, form.name_message, form.proposed, form.target, form.start, form.start_message]
-        proposed = after.then(patient(pushing.propose), plan, shown, **_QUIET)
+        proposed = after.then(patient(pushing.propose), fields, shown, **_QUIET)
         proposed.then(None, form.query, js=_SHOW_ADDRESS)
         kept = proposed.then(None, form.name, form.name, js="(name) => window.shardMyRepo.ownName(name)")
-        told = kept.then(patient(pushing.tell_target), target, place, **_QUIET)
+        told = kept.then(patient(pushing.tell_target), fields, place, **_QUIET)
         told.then(None, js="() => window.shardMyRepo.goOn()")
 
     for field in (form.repo, form.original, form.copied):
@@ -134,16 +134,15 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
     # A click on the button or on a goal also leaves the field. Together they ask one after another, the last one last.
     asked = gr.on([form.repo.input, form.show.click, form.chosen.change, *beside], **begin)
     for chosen in (*(one.then(**begin) for one in (arrived, named, picked)), asked):
-        propose(chosen.then(patient(planning.see), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+        propose(chosen.then(patient(planning.see), fields, _plan_parts(form), trigger_mode="always_last", **_QUIET))
     # Only what the visitor does, not what a link fills in. They run one after another, so the last choice wins.
     changes = [form.size.submit, form.size.blur, form.order.input]
     changes += [form.strategy.input, form.machines.submit, form.machines.blur, form.dtype.input, form.overflow.input]
-    changes += [form.dequantize.input, form.proof.input, *(field.input for field in form.more.values())]
-    propose(gr.on(changes, patient(planning.draw), plan, _plan_parts(form), trigger_mode="always_last", **_QUIET))
-    form.picture.select(patient(planning.list_tensors), plan, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
+    changes += [form.dequantize.input, form.proof.input]
+    propose(gr.on(changes, patient(planning.draw), fields, _plan_parts(form), trigger_mode="always_last", **_QUIET))
+    form.picture.select(patient(planning.list_tensors), fields, form.tensors, **_QUIET).then(None, js=_SHOW_LIST)
 
-    opened: set[Block] = {form.job, form.wanted, form.original, form.copied}
-    leaving = form.account.select(arriving.keep, {*plan, *opened}, form.query, **_QUIET)
+    leaving = form.account.select(arriving.keep, fields, form.query, **_QUIET)
     leaving.then(None, form.query, js="(query) => window.shardMyRepo.leave(query)")
     form.place.click(lambda: message(_BUILDING), None, form.devices, **_QUIET).then(
         patient(planning.place), [form.repo, form.budget, form.namespace, form.name], form.devices, **_QUIET
@@ -151,8 +150,8 @@ def _plan_and_push(form: Form, arrived: Dependency, arriving: Arriving, pushing:
     for trigger in (form.name.blur, form.name.submit, form.namespace.input):
         trigger(patient(pushing.check_name), [*name, form.shown], [form.name_message, form.start], **_QUIET)
     for trigger in (form.name.blur, form.name.submit, form.namespace.input, form.visibility.input, form.measure.input):
-        trigger(patient(pushing.tell_target), target, place, trigger_mode="always_last", **_QUIET)
-    started = form.start.click(patient(pushing.start), order, form.parts, **_QUIET)
+        trigger(patient(pushing.tell_target), fields, place, trigger_mode="always_last", **_QUIET)
+    started = form.start.click(patient(pushing.start), fields, [*form.by_name.values()], **_QUIET)
     started.then(None, js="() => window.shardMyRepo.started()")
     _follow(form, started, running)
 

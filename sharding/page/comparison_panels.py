@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -23,8 +23,7 @@ from sharding.storage.names import parse_address
 from sharding.verify.structure import Contrast, Kind, Likeness, sentence_of
 from sharding.verify.trust import Trust
 
-_MOST_SHOWN = 100  # The most rows of a table of tensors. Nobody reads more, and `diff --json` has all.
-
+_SHAPES = "", "names, shapes and dtypes", ""  # What the steps below the last rest on.
 _KINDS: Mapping[Kind, str] = {
     "missing": "only in the original",
     "added": "only in the copy",
@@ -36,33 +35,35 @@ _KINDS: Mapping[Kind, str] = {
 
 def likeness_panel(likeness: Likeness, trust: Trust, endpoint: str) -> str:
     """Return the verdict on two repos: a sentence, the ladder of proofs, and what differs."""
-    is_read = trust.level in READ_HERE
-    was_read = trust.level == "contradicted" and likeness.verdict != "different"
-    headline = sentence_of(likeness)
-    reasons = [reason for reason in trust.reasons if reason != headline]
-    tone = "good" if is_read and not (trust.caveats or likeness.made) else ""
-    if is_read:
-        how = phrase(likeness.made)
-        headline = f"The same: all {count(likeness.tensors, 'tensor')} are identical."
-        if how:
-            equal = within_words(likeness.tensors, trust.within) if trust.within else "all are exactly the original's"
-            headline = f"Not the original's bytes. Of {count(likeness.tensors, 'tensor')}, {equal}{how}."
-        if trust.caveats:
-            headline = f"All {count(likeness.tensors, 'tensor')} that were compared match{how}. But not all is known."
-    elif was_read:
-        headline = "Not the same, although names, shapes and dtypes are."
-    tone = tone or ("bad" if trust.level == "contradicted" else "")
-    facts = [*_advice(likeness), *([] if is_read else _facts(likeness)), *reasons, *trust.caveats]
-    rung, counts = _rung(likeness, is_read, was_read, trust.until), _counts(likeness.mismatches)
+    headline, tone, rung = _verdict(likeness, trust)
+    reasons = [reason for reason in trust.reasons if reason != sentence_of(likeness)]
+    known = [] if trust.level in READ_HERE else _facts(likeness)
+    facts, counts = [*_advice(likeness), *known, *reasons, *trust.caveats], _counts(likeness.mismatches)
     command = ["shard-my-repo", "diff", likeness.original.text, likeness.copy.text]
     command += [*(["--variant", likeness.variant] if likeness.variant else []), "--json"]
     values = {"tone": tone, "rung": rung, "counts": counts, "facts": facts, "command": shlex.join(command)}
-    values |= _first(likeness.mismatches)
     return render("same", likeness=likeness, endpoint=endpoint, headline=headline, **values)
 
 
-def _first(rows: Sequence[Any]) -> dict[str, Any]:
-    return {"rows": rows[:_MOST_SHOWN], "more": max(len(rows) - _MOST_SHOWN, 0)}
+def _verdict(likeness: Likeness, trust: Trust) -> tuple[str, str, Rung]:
+    """Return the headline, its tone, and how far the ladder of proofs is climbed."""
+    tensors, how, size = count(likeness.tensors, "tensor"), phrase(likeness.made), format_bytes(likeness.bytes)
+    if trust.level in READ_HERE:
+        headline, tone = f"The same: all {tensors} are identical.", "" if trust.caveats or how else "good"
+        if trust.caveats:
+            headline = f"All {tensors} that were compared match{how}. But not all is known."
+        elif how:
+            equal = within_words(likeness.tensors, trust.within) if trust.within else "all are exactly the original's"
+            headline = f"Not the original's bytes. Of {tensors}, {equal}{how}."
+        until = f"; known {trust.until}" if trust.until else ""
+        return headline, tone, Rung(READ, words=(*_SHAPES, f"{size}, by this page{until}"))
+    tone = "bad" if trust.level == "contradicted" else ""
+    if likeness.verdict == "different":
+        return sentence_of(likeness), tone, Rung(CLAIMED, FITS, (*_SHAPES, "not read"))
+    if trust.level == "contradicted":
+        headline = "Not the same, although names, shapes and dtypes are."
+        return headline, tone, Rung(FITS, READ)
+    return sentence_of(likeness), tone, Rung(FITS, words=(*_SHAPES, f"not yet: {size}"))
 
 
 def _advice(likeness: Likeness) -> list[str]:
@@ -101,20 +102,19 @@ def differences_panel(status: JobStatus, names: Iterable[str], endpoint: str, ad
     worst = sorted(differences, key=lambda one: (-level_of(one), -distance_of(one), one.tensor))
     headline = f"{count(len(worst), 'tensor')} of {proof.tensors if proof else 0:,} differ{'s' * (len(worst) == 1)}."
     reached = FITS if all(one.equal is not None for one in differences) else CLAIMED
-    rung = Rung(reached, READ, ("", "names, shapes and dtypes", "", "read by this page"))
+    rung = Rung(reached, READ)
     values: dict[str, Any] = {"sides": _sides(status, endpoint), "link": address + link_of(status), "reason": reason}
     values |= {"heat": Markup(draw_heat(names, differences)), "ended": status.ended}
     values |= {"mismatches": mismatches_of(status)}
-    values |= _first([(one, _shown(one)) for one in worst])
-    return render("differences", endpoint=endpoint, headline=headline, rung=rung, **values)
+    rows = [(one, _shown(one)) for one in worst]
+    return render("differences", endpoint=endpoint, headline=headline, rung=rung, rows=rows, **values)
 
 
 def _shown(difference: Difference) -> dict[str, str]:
-    numbers = {"largest": difference.largest_abs, "mean": difference.mean_abs}
-    shown = {name: "" if number is None else f"{number:.3g}" for name, number in numbers.items()}
-    shown["cosine"] = "" if difference.cosine is None else f"{difference.cosine:.6f}"
-    shown["equal"] = "" if difference.equal is None else _percent(difference.equal)
-    return shown
+    one = difference
+    numbers = {"largest": (one.largest_abs, ".3g"), "mean": (one.mean_abs, ".3g"), "cosine": (one.cosine, ".6f")}
+    shown = {name: "" if number is None else format(number, digits) for name, (number, digits) in numbers.items()}
+    return {**shown, "equal": "" if one.equal is None else _percent(one.equal)}
 
 
 def _percent(part: float) -> str:
@@ -126,17 +126,6 @@ def _percent(part: float) -> str:
     if part in (0.0, 1.0):
         return f"{100 * part:.0f}%"
     return f"{min(max(100 * part, 0.01), 99.99):.4g}%"
-
-
-def _rung(likeness: Likeness, is_read: bool, was_read: bool, until: str) -> Rung:
-    what, size = "names, shapes and dtypes", format_bytes(likeness.bytes)
-    if is_read:
-        return Rung(READ, words=("", what, "", f"{size}, by this page{f'; known {until}' if until else ''}"))
-    if was_read:
-        return Rung(FITS, READ, ("", what, "", "read by this page"))
-    if likeness.verdict == "different":
-        return Rung(CLAIMED, FITS, ("", what, "", "not read"))
-    return Rung(FITS, words=("", what, "", f"not yet: {size}"))
 
 
 def _facts(likeness: Likeness) -> Iterable[str]:

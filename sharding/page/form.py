@@ -1,16 +1,17 @@
 """Lay out the parts of the page, without their behaviour, and convert between its fields and options."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import gradio as gr
 from markupsafe import Markup
 
-from sharding.core.options import OPTIONS, SINGLE_FILE, Option, Options
+from sharding.core.option import Option
+from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Role
-from sharding.page.goals import GOALS, OLLAMA, SAME, fields_of, goal_for, role_asked
+from sharding.page.goals import GOALS, OLLAMA, SAME, goal_for, role_asked
 from sharding.page.links import Wish, query_of
 from sharding.page.render import render
 from sharding.planning.devices import PRESETS
@@ -36,9 +37,6 @@ _PRESETS = {
     "24gb": "a card of 24 GB",
     "laptop-16gb": "a laptop with 16 GB",
 }
-_PLACED = ("strategy", "order", "dtype", "allow_overflow", "engine", "proof")
-_MORE = tuple(name for name, one in OPTIONS.items() if one.title and not one.role and name not in _PLACED)
-"""Options that have a title but no place of their own. They stand below the others."""
 _INPUTS: Mapping[Role, Option] = {option.role: option for option in OPTIONS.values() if option.role and option.title}
 _BY_GOAL = {goal.role for goal in GOALS.values() if goal.role}  # The roles of inputs that goals ask for.
 _DRAWINGS = {name: Markup((ASSETS / "goals" / f"{name}.svg").read_text()) for name in GOALS}
@@ -195,7 +193,6 @@ class Form:
                 self.order = _control("order")
         self.dtype = _control("dtype")
         self.overflow = _control("allow_overflow", visible=False, elem_id="overflow")
-        self.more = {name: _control(name) for name in _MORE}
         # No plan depends on it, so nobody waits for one.
         self.engine = _control("engine", visible=False, elem_classes="")
         self.proof = _control("proof", elem_classes="")
@@ -213,19 +210,20 @@ class Form:
     @property
     def by_name(self) -> dict[str, Any]:
         """All parts, by their names here."""
-        plain = {name: part for name, part in vars(self).items() if name not in ("more", "inputs")}
-        return {**plain, **self.more, **{_INPUTS[role].name: field for role, field in self.inputs.items()}}
+        plain = {name: part for name, part in vars(self).items() if name != "inputs"}
+        return {**plain, **{_INPUTS[role].name: field for role, field in self.inputs.items()}}
 
     @property
-    def parts(self) -> list[Any]:
-        """All parts."""
-        return [*self.by_name.values()]
+    def by_option(self) -> dict[str, Any]:
+        """The fields that hold an option as it is, by the name of the option."""
+        own = {"order": self.order, "dtype": self.dtype, "variant": self.variant, "allow_overflow": self.overflow}
+        return {**own, "dequantize": self.dequantize}
 
     @property
     def of_a_plan(self) -> list[Any]:
         """All fields that a plan depends on."""
-        named = [self.repo, *self.inputs.values(), self.variant, self.size, self.strategy, self.machines]
-        return [*named, self.order, self.dtype, self.overflow, self.dequantize, *self.more.values()]
+        named = [self.repo, self.size, self.strategy, self.machines]
+        return [*named, *self.inputs.values(), *self.by_option.values()]
 
     def source_in(self, values: Values) -> str:
         """Return the source in the form, or "" if there is none."""
@@ -237,9 +235,9 @@ class Form:
         seen = {role: field for role, field in self.inputs.items() if role == asked or role not in _BY_GOAL}
         return {role: text for role, field in seen.items() if (text := (values[field] or "").strip())}
 
-    def named_in(self, values: Values) -> Options:
-        """Return options that only name these inputs."""
-        return Options(**_named(self.inputs_in(values)))
+    def named_in(self, values: Values) -> dict[str, Any]:
+        """Return the options that name these inputs, each with its value."""
+        return {_INPUTS[role].name: text for role, text in self.inputs_in(values).items()}
 
     def size_in(self, values: Values) -> str:
         """Return the size in the form, or "" if there is none."""
@@ -252,14 +250,9 @@ class Form:
         return Options(
             max_shard_size=self.size_in(values),
             strategy=f"{kind}:{int(values[self.machines] or 0)}" if kind == PIPELINE else kind,
-            order=values[self.order],
-            dtype=values[self.dtype],
-            variant=values[self.variant],
-            allow_overflow=values[self.overflow],
-            dequantize=values[self.dequantize],
             format="gguf" if values.get(self.goal) == OLLAMA else None,
-            **_named(self.inputs_in(values)),
-            **{name: values[field] for name, field in self.more.items()},
+            **self.named_in(values),
+            **{name: values[field] for name, field in self.by_option.items()},
         )
 
     def choices_in(self, values: Values) -> dict[str, Any]:
@@ -285,35 +278,33 @@ class Form:
         del aimed[self.size]
         return {
             **aimed,
-            self.dtype: "keep" if options == replace(options, dtype="keep") else options.dtype,
-            self.variant: options.variant,
-            self.order: options.order,
-            self.overflow: options.allow_overflow,
+            **{field: getattr(options, name) for name, field in self.by_option.items()},
             **{field: options.inputs.get(role, "") for role, field in self.inputs.items()},
             **({self.goal: goal} if goal else {}),
-            **{field: getattr(options, name) for name, field in self.more.items()},
         }
 
 
-def goals_panel(goal: str = "", fields: Iterable[str] = (), chips: Iterable[str] = (), **more: Any) -> str:
-    """Return all goals as cards, the chosen `goal`, or `chips` for `source`. A `remark` replaces its words."""
-    source = more.get("source", "")
+def goals_panel(
+    goal: str = "", takes_base: bool | None = None, chips: Iterable[str] = (), source: str = "", **words: str
+) -> str:
+    """Return all goals as cards, or the chosen `goal` with its fields, or `chips` for `source`. HTML as `remark`
+    replaces its words. `takes_base` says whether the source needs a base, if that is known."""
     links = [(name, GOALS[name], query_of(Wish(source, goal=name, sized=False))) for name in chips]
-    cards = [] if goal or source else GOALS.items()
-    values = {"drawings": _DRAWINGS, "same": SAME, "source": "", "remark": "", "answer": "", **more}
-    return render("goals", cards=cards, chips=links, fields=list(fields), chosen=goal, goal=GOALS.get(goal), **values)
+    cards, usual = ([], ("size",)) if goal or source else (GOALS.items(), ())
+    fields = {*GOALS[goal].fields} if goal else {*usual}
+    if takes_base is not None:
+        fields = fields | {"base"} if takes_base else fields - {"base"}
+    values = {"cards": cards, "fields": [*fields], "chips": links, "chosen": goal, "goal": GOALS.get(goal)}
+    values |= {"remark": Markup(words.get("remark", "")), "answer": words.get("answer", "")}
+    return render("goals", source=source, drawings=_DRAWINGS, same=SAME, **values)
 
 
 def first_view(goal: str, is_home: bool) -> str:
     """Return the HTML that stands until Gradio has built the page: `is_home` for all goals, or the form of one."""
-    goals = Markup(goals_panel(goal, fields_of(goal) if goal else ())) if is_home else ""
+    goals = Markup(goals_panel(goal)) if is_home else ""
     label = GOALS[goal].source if goal else "Model"
     values = {"goals": goals, "goal": goal, "label": label, "skeleton": Markup(render("skeleton", repo_id=""))}
     return render("first", masthead=Markup(_HEADER), style=_STYLE, **values)
-
-
-def _named(inputs: Mapping[Role, str]) -> dict[str, Any]:
-    return {_INPUTS[role].name: text for role, text in inputs.items()}
 
 
 def size_label(size: str) -> str:

@@ -1,22 +1,30 @@
 """The goals that people come with, drawn in `assets/goals`: each says what it needs and chooses for a model. Pure."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.origin import Role
-from sharding.core.values import Content
+from sharding.core.values import Content, Tensor
 from sharding.formats.names import SINGLE_NAME
-from sharding.planning.dequantize import ordinary
+from sharding.planning.dequantize import offer
 from sharding.planning.devices import Fit, needed, where_it_fits
 from sharding.planning.sizes import colab_size, kept_size, usual_size
 
 SAME = "is-this-copy-the-same"  # The goal that has a page of its own, without a plan.
 OLLAMA = "ollama"  # The goal that takes the GGUF models of a repo.
+_Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
+_NOT_WIDE = "Most of its weights are not in fp32, so bf16 does not halve it."
 _NOT_QUANTIZED = "Its weights are not quantized, or in a format that this tool cannot read."
 _NO_RUN = "It is an ordinary model, not the files that a training run saved."
-_Chosen = Options | str  # The choices for a model, or the reason why the goal makes no sense for it.
+_A_RUN = "These are files of a training run. Make an ordinary model of them first."
+_ADAPTER = "This is an adapter. Merge it into its base instead."
+_NO_GGUF = "It has no GGUF files. Name a repo that has some: their names often end with GGUF."
+_SEVERAL = (
+    "This is a pipeline of several components. ComfyUI and kohya load a single file of another layout, "
+    "which this page does not write. Each component can be one file: choose a size above its own."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class Goal:
     title: str
     line: str
     words: str
-    choose: Callable[[Content], _Chosen]
+    chooses: Callable[[Content], _Chosen]
     fields: tuple[str, ...] = ()
     role: Role | None = None
     is_likely: Callable[[Content], bool] = lambda _: False
@@ -35,10 +43,23 @@ class Goal:
     examples: tuple[str, ...] = ()
     answer: Callable[[Content], str] = lambda _: ""
     is_done: Callable[[Content], bool] = lambda _: False
+    takes_gguf: bool = False
+
+    def choose(self, checkpoint: Content) -> _Chosen:
+        """Return the choices for a model, or the reason why the goal makes no sense for it."""
+        if checkpoint.format == "gguf" and not self.takes_gguf:
+            return "It is a GGUF model. Its tensors stay as they are."
+        return self.chooses(checkpoint)
 
 
-def _usual(checkpoint: Content) -> str:
-    return usual_size(checkpoint.total_bytes, max((tensor.bytes for tensor in checkpoint.tensors), default=0))
+def largest_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the largest tensor, 0 if there is none."""
+    return max((tensor.bytes for tensor in tensors), default=0)
+
+
+def usual(checkpoint: Content) -> str:
+    """Return the size for a model if nobody has chosen one."""
+    return usual_size(checkpoint.total_bytes, largest_of(checkpoint.tensors))
 
 
 def _as_today(checkpoint: Content) -> str:
@@ -64,21 +85,13 @@ def has_components(checkpoint: Content) -> bool:
 
 
 def _is_quantized(checkpoint: Content) -> bool:
-    after = ordinary(checkpoint)
-    return bool(after and after.made)
-
-
-def _half(checkpoint: Content) -> _Chosen:
-    if not _is_wide(checkpoint):
-        return "Most of its weights are not in fp32, so bf16 does not halve it."
-    return Options(_as_today(checkpoint), dtype="bf16")
+    return offer(checkpoint) is not None
 
 
 def _colab(checkpoint: Content) -> _Chosen:
     if _is_wide(checkpoint):
-        return Options(_usual(checkpoint), dtype="fp16")  # a T4 has no bf16
-    largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
-    return Options(colab_size(checkpoint.total_bytes, largest) or _usual(checkpoint))
+        return Options(usual(checkpoint), dtype="fp16")  # a T4 has no bf16
+    return Options(colab_size(checkpoint.total_bytes, largest_of(checkpoint.tensors)) or usual(checkpoint))
 
 
 def _t4(checkpoint: Content) -> Fit:
@@ -94,46 +107,18 @@ def _on_t4(checkpoint: Content) -> str:
     return f"On a T4, as it is now: {_t4(checkpoint).words}.{needs_none}"
 
 
-def _one_file(checkpoint: Content) -> _Chosen:
-    if has_components(checkpoint):
-        return (
-            "This is a pipeline of several components. ComfyUI and kohya load a single file of another layout, "
-            "which this page does not write. Each component can be one file: choose a size above its own."
-        )
-    return Options(SINGLE_FILE)
-
-
-def _ollama(checkpoint: Content) -> _Chosen:
-    if checkpoint.format != "gguf":
-        return "It has no GGUF files. Name a repo that has some: their names often end with GGUF."
-    return Options(SINGLE_FILE, format="gguf")
-
-
 def _is_for_ollama(checkpoint: Content) -> bool:
     return checkpoint.format == "gguf" and len(checkpoint.weight_files) == 1
 
 
-def _merge(checkpoint: Content) -> _Chosen:
-    if needs_base(checkpoint):
-        return "These are files of a training run. Make an ordinary model of them first."
-    return Options(_as_today(checkpoint), dequantize=_is_quantized(checkpoint))
-
-
-def _like(checkpoint: Content) -> _Chosen:
-    if is_adapter(checkpoint):
-        return "This is an adapter. Merge it into its base instead."
-    if needs_base(checkpoint):
-        return "These are files of a training run. Make an ordinary model of them first."
-    return Options(_as_today(checkpoint))
-
-
-_ALL: Mapping[str, Goal] = {
+GOALS: Mapping[str, Goal] = {
     "slow-connection": Goal(
         "Smaller files",
         "Many small files instead of a few large ones",
         "Many small files instead of a few large ones. If a download breaks, you lose at most one of them.",
-        lambda one: Options(_usual(one)),
+        lambda one: Options(usual(one)),
         ("size",),
+        takes_gguf=True,
         is_likely=lambda one: not (one.of_ranks or is_adapter(one) or _is_quantized(one)),
         examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3", "HuggingFaceTB/SmolLM2-1.7B-Instruct"),
     ),
@@ -141,7 +126,7 @@ _ALL: Mapping[str, Goal] = {
         "Half the size",
         "32-bit weights become 16-bit (bf16)",
         "32-bit weights become 16-bit (bf16). The files need half the room.",
-        _half,
+        lambda one: Options(_as_today(one), dtype="bf16") if _is_wide(one) else _NOT_WIDE,
         is_likely=lambda one: _is_wide(one) and not one.of_ranks,
         examples=("google-t5/t5-large", "google/flan-t5-base"),
     ),
@@ -159,7 +144,7 @@ _ALL: Mapping[str, Goal] = {
         "One file",
         "As ComfyUI and kohya load it",
         f"All weights in one {SINGLE_NAME}. ComfyUI and kohya load such a file.",
-        _one_file,
+        lambda one: _SEVERAL if has_components(one) else Options(SINGLE_FILE),
         is_likely=lambda one: len(one.weight_files) > 1 and not (one.of_ranks or has_components(one)),
         examples=("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-8B"),
     ),
@@ -167,7 +152,8 @@ _ALL: Mapping[str, Goal] = {
         "One file for ollama",
         "A GGUF model in parts becomes one file",
         "ollama cannot pull a GGUF model that is cut into several files. This makes one file of them.",
-        _ollama,
+        lambda one: Options(SINGLE_FILE, format="gguf") if one.format == "gguf" else _NO_GGUF,
+        takes_gguf=True,
         is_likely=lambda one: one.format == "gguf" and len(one.weight_files) > 1,
         answer=lambda one: "It is one file already, so ollama pulls it as it is." if _is_for_ollama(one) else "",
         is_done=_is_for_ollama,
@@ -184,7 +170,7 @@ _ALL: Mapping[str, Goal] = {
         "Merge my LoRA",
         "Adapter and base become one model",
         "An adapter becomes part of its base model. The result loads like any model, without PEFT.",
-        _merge,
+        lambda one: _A_RUN if needs_base(one) else Options(_as_today(one), dequantize=_is_quantized(one)),
         ("adapter",),
         "adapter",
         is_likely=is_adapter,
@@ -195,7 +181,7 @@ _ALL: Mapping[str, Goal] = {
         "Make it load again",
         "The names and form of its original",
         "A model that a trainer saved gets the names, form and parts of the model that it was trained from.",
-        _like,
+        lambda one: _ADAPTER if is_adapter(one) else _A_RUN if needs_base(one) else Options(_as_today(one)),
         ("like",),
         "like",
         source="Model that does not load",
@@ -204,7 +190,7 @@ _ALL: Mapping[str, Goal] = {
         "My training run",
         "Files of many GPUs become one model",
         "The files that FSDP or torch.distributed saved, one or more a GPU, become a model that loads.",
-        lambda one: Options(_usual(one)) if one.of_ranks else _NO_RUN,
+        lambda one: Options(usual(one)) if one.of_ranks else _NO_RUN,
         ("base",),
         is_likely=lambda one: one.of_ranks,
         source="Repo with the files of the run",
@@ -213,7 +199,7 @@ _ALL: Mapping[str, Goal] = {
         "Several machines",
         "Each loads only its part of the layers",
         "Each machine downloads and loads only its own part of the layers.",
-        lambda one: Options(_usual(one), strategy="pp:2"),
+        lambda one: Options(usual(one), strategy="pp:2"),
         ("size", "machines"),
         examples=("Qwen/Qwen3-8B", "mistralai/Mistral-7B-Instruct-v0.3"),
     ),
@@ -222,17 +208,8 @@ _ALL: Mapping[str, Goal] = {
         "Compare any two repos",
         "Two repos are compared: the names, shapes and number formats of their tensors, and every byte if you like.",
         lambda _: "It compares two models, and makes no copy.",
+        takes_gguf=True,
     ),
-}
-
-
-def _unless_gguf(choose: Callable[[Content], _Chosen]) -> Callable[[Content], _Chosen]:
-    return lambda one: choose(one) if one.format != "gguf" else "It is a GGUF model. Its tensors stay as they are."
-
-
-GOALS: Mapping[str, Goal] = {
-    name: goal if name in (OLLAMA, "slow-connection", SAME) else replace(goal, choose=_unless_gguf(goal.choose))
-    for name, goal in _ALL.items()
 }
 """By the name in a link: `?goal=one-file`."""
 
@@ -247,12 +224,6 @@ def goal_for(options: Options) -> str:
 def role_asked(goal: str | None) -> Role | None:
     """Return the role of the input that a goal asks for, None if it asks for none."""
     return GOALS[goal].role if goal and goal in GOALS else None
-
-
-def fields_of(goal: str, takes_base: bool | None = None) -> set[str]:
-    """Return the ids of the fields that a goal, or a model without one, needs. `takes_base`: it needs a base."""
-    fields = {*GOALS[goal].fields} if goal else {"size"}
-    return fields if takes_base is None else fields - {"base"} | ({"base"} if takes_base else set())
 
 
 def sole_goal(checkpoint: Content) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from markupsafe import Markup
 
 from sharding.core.errors import Remedy
-from sharding.core.events import Progress
 from sharding.core.made import keeps_sizes, phrase
 from sharding.core.text import count, duration, format_bytes, without_revision
 from sharding.core.verification import Mismatch
@@ -26,11 +25,12 @@ _FETCHING, _IMPORTING, _LOADING = 1, 1, 8  # The parts of the bar of a job that 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A phase of a job. If it is not `certain`, it only has its part of the bar, which is `work` in bytes."""
+    """A phase of a job. It ends at the first of the times `ends` that is known. If it is not `certain`, it only has its
+    part of the bar, which is `work` in bytes."""
 
     title: str
     headline: str
-    ended: float | None
+    ends: tuple[str, ...]
     work: float = 0.0
     stages: tuple[str, ...] = ()
     certain: bool = True
@@ -56,13 +56,13 @@ class Timeline:
 def timeline_of(status: JobStatus) -> Timeline:
     """Return the timeline of a job that has been started."""
     phases = {"verify": _of_check, "compare": _of_loads, "shard": _of_copy}[status.request.kind](status)
-    ends = [phase.ended for phase in phases]
+    ends = [next((status.times[name] for name in phase.ends if name in status.times), None) for phase in phases]
     passed = max((number for number, end in enumerate(ends, 1) if end), default=0)
     # What was published last is still to be reported.
     passed = len(phases) if status.state == "done" else min(passed, len(phases) - 1)
     steps, began = [], status.started
-    for number, phase in enumerate(phases):
-        ended = phase.ended or (status.ended if number == len(phases) - 1 else None)
+    for number, (phase, end) in enumerate(zip(phases, ends, strict=True)):
+        ended = end or (status.ended if number == len(phases) - 1 else None)
         seconds = ended - began if number < passed and ended and began else None
         state = "done" if number < passed else "current" if number == passed else "ahead"
         if phase.certain:
@@ -72,61 +72,47 @@ def timeline_of(status: JobStatus) -> Timeline:
     done = sum(works[:passed])
     if passed < len(phases):
         done += works[passed] * _share_done(status, phases[passed])
-    percent = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT)
-    ahead, now = phases[passed:], status.progress
-    left, runs = "", ahead and status.state == "running"
-    if runs and status.loads and status.request.kind == "compare":
-        left = _left_of_loads(status)
-    elif runs and now:
-        left = _left(status, now, ahead)
+    percent, ahead = min(int(100 * done / (sum(works) or 1)), _MOST_PERCENT), phases[passed:]
+    left = _left(status, ahead) if ahead and status.state == "running" else ""
     return Timeline(tuple(steps), percent, left, _numbers(status, ahead))
 
 
 def _of_copy(status: JobStatus) -> list[Step]:
-    times, asked = status.times, status.request
     size = status.planned.plan.total_bytes if status.planned else 1
     again = size
     if status.planned and not keeps_sizes(status.planned.plan.made):
         again += status.planned.source.total_bytes  # to prove the reads, the source is read whole
-    phases = [Step("Plan", "Reading the headers", times.get("planned"))]
-    if "check" in times:
-        checking = "Checking earlier files"
-        phases += [Step("Check earlier files", checking, times.get("transfer"), size, ("check",))]
-    written = times.get("written", times.get("verify"))
-    phases += [Step("Write the files", "Writing the files", written, size, ("transfer",))]
-    if asked.proof == "stated":
+    phases = [Step("Plan", "Reading the headers", ("planned",))]
+    if "check" in status.times:
+        phases += [Step("Check earlier files", "Checking earlier files", ("transfer",), size, ("check",))]
+    phases += [Step("Write the files", "Writing the files", ("written", "verify"), size, ("transfer",))]
+    if status.request.proof == "stated":
         comparing = "Comparing the Hub's hashes, and reading a sample"
-        phases += [Step("Compare the hashes", comparing, times.get("verified"), size / 100)]
+        phases += [Step("Compare the hashes", comparing, ("verified",), size / 100)]
     else:
-        reading = "Reading the copy again"
-        phases += [Step("Read them again", reading, times.get("verified"), again, ("verify",))]
-    if asked.compare_rounds:
-        phases += [Step("Measure loading", _loading(status), times.get("compared"), size + again)]
-    return [*phases, Step("Publish", "Publishing the copy", times.get("published"))]
+        phases += [Step("Read them again", "Reading the copy again", ("verified",), again, ("verify",))]
+    if status.request.compare_rounds:
+        phases += [Step("Measure loading", _loading(status), ("compared",), size + again)]
+    return [*phases, Step("Publish", "Publishing the copy", ("published",))]
 
 
 def _of_check(status: JobStatus) -> list[Step]:
-    times = status.times
-    begun = min((times[phase] for phase in ("check", "verify") if phase in times), default=None)
-    read = times.get("numbers", times.get("verified"))
-    phases = [
-        Step("Read the headers", "Reading the headers", begun),
-        Step("Read every byte of both", "Reading both repos", read, _READING, ("check", "verify")),
+    read, numbers = ("check", "verify"), "Compare the numbers that differ"
+    happens = "numbers" in status.times
+    may_happen = happens or "verified" not in status.times
+    return [
+        Step("Read the headers", "Reading the headers", read),
+        Step("Read every byte of both", "Reading both repos", ("numbers", "verified"), _READING, read),
+        *[Step(numbers, "Comparing what differs", ("verified",), _NUMBERS, ("numbers",), happens)] * may_happen,
     ]
-    comparing, happens = "Comparing what differs", "numbers" in times
-    if happens or "verified" not in times:
-        ended, title = times.get("verified"), "Compare the numbers that differ"
-        phases += [Step(title, comparing, ended, _NUMBERS, ("numbers",), happens)]
-    return phases
 
 
 def _of_loads(status: JobStatus) -> list[Step]:
-    times, now = status.times, _loading(status)
-    begun = times.get("loading", times.get("compared"))
+    now, begun = _loading(status), ("loading", "compared")
     return [
-        Step("Fetch the files", now, times.get("fetched", begun), _FETCHING, ("fetch",)),
+        Step("Fetch the files", now, ("fetched", *begun), _FETCHING, ("fetch",)),
         Step("Import the libraries", now, begun, _IMPORTING),
-        Step("Measure loading", now, times.get("compared"), _LOADING),
+        Step("Measure loading", now, ("compared",), _LOADING),
     ]
 
 
@@ -143,27 +129,24 @@ def _share_done(status: JobStatus, phase: Step) -> float:
     return status.loads[0] / status.loads[1] if status.loads and not phase.stages else 0.0
 
 
-def _left(status: JobStatus, progress: Progress, ahead: Sequence[Step]) -> str:
+def _left(status: JobStatus, ahead: Sequence[Step]) -> str:
     """Return the time left by the rate that was measured last. `ahead` begins with the current phase."""
-    if progress.waiting_seconds:
-        return f"the Hub asks to wait {about(*range_around(progress.waiting_seconds))}"
-    if status.loads and "loaded" in status.times and not ahead[0].stages and ahead[0].work:
-        return _left_of_loads(status)
-    if progress.phase not in ahead[0].stages or not progress.bytes_per_second:
+    now, times, without = status.progress, status.times, ""
+    if status.loads and not ahead[0].stages and ahead[0].work:
+        done, total = status.loads
+        if done < 2:
+            return ""
+        seconds = (total - done) * (times["loaded"] - times["loading"]) / (done - 1)
+    elif now and now.waiting_seconds:
+        return f"the Hub asks to wait {about(*range_around(now.waiting_seconds))}"
+    elif not now or now.phase not in ahead[0].stages or not now.bytes_per_second:
         return ""
-    later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
-    words = _in_words((progress.bytes_total - progress.bytes_done + later) / progress.bytes_per_second)
-    return f"{words}, without the loads" if status.request.compare_rounds or status.request.kind == "compare" else words
-
-
-def _left_of_loads(status: JobStatus) -> str:
-    assert status.loads, "something was loaded"
-    (done, total), times = status.loads, status.times
-    return _in_words((total - done) * (times["loaded"] - times["loading"]) / (done - 1)) if done > 1 else ""
-
-
-def _in_words(seconds: float) -> str:
-    return f"{about(*range_around(seconds))} left"
+    else:
+        later = sum(phase.work for phase in ahead[1:] if phase.stages and phase.certain)
+        seconds = (now.bytes_total - now.bytes_done + later) / now.bytes_per_second
+        loads = status.request.compare_rounds or status.request.kind == "compare"
+        without = ", without the loads" if loads else ""
+    return f"{about(*range_around(seconds))} left{without}"
 
 
 def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str], ...]:
@@ -191,6 +174,11 @@ def _numbers(status: JobStatus, ahead: Sequence[Step]) -> tuple[tuple[str, str],
 
 _MOST_JOBS = 8
 _LATER = "You can close this page and come back with the link of the job."
+_CANCELLED = {
+    "compare": "Nothing was measured to the end.",
+    "verify": "The check did not finish, so it proves nothing.",
+    "shard": "Nothing was published, and its unfinished files were deleted.",
+}
 
 
 def heading_of(status: JobStatus) -> str:
@@ -216,14 +204,17 @@ def job_panel(status: JobStatus, source_link: str, link: str) -> str:
     is_timed = is_active or (status.started and status.state not in ("failed", "cancelled"))
     timeline = timeline_of(status) if is_timed else None
     headline, detail = _headline(status, timeline)
-    is_check = status.request.kind != "shard"
+    asked, is_check = status.request, status.request.kind != "shard"
+    pair = Wish(compare=asked.source, against=asked.destination)
+    read = query_of(Wish(result=asked.destination) if asked.of_result else pair)
+    before = (read, "Go back") if is_check else (_form_of(status), "Back to the plan")
     overflowing = _form_of(status, with_overflow=True) if status.remedy == Remedy("allow_overflow") else None
-    values: dict[str, Any] = {"source": without_revision(status.request.source), "source_link": source_link}
+    values: dict[str, Any] = {"source": without_revision(asked.source), "source_link": source_link}
     values |= {"done": _done(status), "headline": headline, "detail": detail, "timeline": timeline, "link": link}
     values |= {"is_active": is_active, "is_running": status.state == "running", "is_check": is_check}
     values |= {"tick": f"{status.progress.bytes_done if status.progress else 0} {status.log[-1:]}"}
     values |= {"files": files_of(status) if status.state != "failed" else Files(), "overflowing": overflowing}
-    values |= {"again": _before(status) if status.state in ("cancelled", "failed") else None}
+    values |= {"again": before if status.state in ("cancelled", "failed") else None}
     return render("job", status=status, help=help_with(status.remedy), mismatches=mismatches_of(status), **values)
 
 
@@ -253,15 +244,8 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return timeline.headline if timeline else "Starting", _LATER
         case "cancelling":
             return "Cancelling", "" if status.request.kind != "shard" else "Its unfinished files are being deleted."
-        case "cancelled" if status.request.kind == "compare":
-            return "Cancelled", "Nothing was measured to the end."
-        case "cancelled" if status.request.kind == "verify":
-            return "Cancelled", "The check did not finish, so it proves nothing."
         case "cancelled":
-            return (
-                "Cancelled",
-                f"Nothing was published, and its unfinished files were deleted. {status.remark}".rstrip(),
-            )
+            return "Cancelled", f"{_CANCELLED[status.request.kind]} {status.remark}".rstrip()
         case "done":
             return "Done", ""
         case "interrupted":
@@ -269,8 +253,7 @@ def _headline(status: JobStatus, timeline: Timeline | None) -> tuple[str, str]:
             return "Interrupted", f"{reason} Resume keeps the finished files and goes on from there.".strip()
         case "failed":
             text, hint = status.error or ("", "")
-            is_undecided = status.verification is not None and status.verification.outcome.kind == "undecided"
-            differ = "Cannot be told" if is_undecided else "They differ"
+            differ = "Cannot be told" if status.is_undecided else "They differ"
             return differ if differs(status) else "Failed", f"{text} {without_options(hint)}".strip()
 
 
@@ -294,14 +277,6 @@ def mismatches_of(status: JobStatus) -> list[Mismatch]:
         return []
     numbers = {difference.tensor for difference in proof.differences or ()}
     return [mismatch for mismatch in proof.mismatches if mismatch.tensor not in numbers]
-
-
-def _before(status: JobStatus) -> tuple[str, str]:
-    asked = status.request
-    if asked.kind == "shard":
-        return _form_of(status), "Back to the plan"
-    pair = Wish(compare=asked.source, against=asked.destination)
-    return query_of(Wish(result=asked.destination) if asked.of_result else pair), "Go back"
 
 
 def _form_of(status: JobStatus, with_overflow: bool = False) -> str:

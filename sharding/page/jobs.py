@@ -18,12 +18,12 @@ from sharding.drawing.model_map import map_of_plan
 from sharding.page.comparison_panels import link_of, outcome_panel
 from sharding.page.form import HIDDEN, PRIVATE, START, Shown, Update, Values, goals_panel
 from sharding.page.goals import SAME
-from sharding.page.job_panels import differs, has_outcome, heading_of, job_panel, past_panel
+from sharding.page.job_panels import has_outcome, heading_of, job_panel, past_panel
 from sharding.page.links import Wish, query_of
 from sharding.page.panels import log_panel, map_panel, message, problem
 from sharding.page.render import HOME, SIGN_IN, Help, render
 from sharding.page.results import Comparing, Showing
-from sharding.page.site import Events, Login, person
+from sharding.page.site import Events, Login
 from sharding.storage.hub.answers import Person
 from sharding.storage.hub.lookup import propose_name
 from sharding.storage.names import new_repo_id
@@ -41,8 +41,8 @@ class Pushing(Events):
         namespace, name, before = (values[field] for field in (form.namespace, form.name, form.proposed))
         proposed, _, short = before.partition(" ")
         off: Update = {form.start: gr.Button(interactive=False)}
+        can_start = bool(values[form.shown].plan_id)
         if not token and self.site.space:
-            can_start = bool(values[form.shown].plan_id)
             return {form.start: gr.Button(_SIGN_IN_AND_START, interactive=can_start)}
         if not token:
             words, hint, remedy = _NEEDS_LOGIN
@@ -50,7 +50,6 @@ class Pushing(Events):
         try:
             who = self.desk.lookup.who(token)
             space = namespace if namespace in who.namespaces else who.name
-            can_start = bool(values[form.shown].plan_id)
             update: Update = {form.start: gr.Button(START, interactive=can_start), form.start_message: ""}
             update |= {form.namespace: gr.Dropdown(choices=list(who.namespaces), value=space)}
             if namespace and namespace != space:
@@ -94,20 +93,20 @@ class Pushing(Events):
     def check_name(self, namespace: str | None, name: str, shown: Shown, request: gr.Request, login: Login) -> Update:
         """Show a message if the name is taken. Without a name that the Hub accepts, nothing can start."""
         form, token = self.form, self.site.token(request, login)
-        wanted = f"{namespace}/{name.strip()}"
+        wanted, off = f"{namespace}/{name.strip()}", gr.Button(interactive=False)
+        fine = {form.name_message: "", form.start: gr.Button(interactive=bool(shown.plan_id))}
         if not token and self.site.space:
-            return {form.name_message: "", form.start: gr.Button(interactive=bool(shown.plan_id))}
+            return fine
         if not (namespace and name.strip() and token):
             words = message("Give the new repo a name.") if namespace and token else ""
-            return {form.name_message: words, form.start: gr.Button(interactive=False)}
-        fine = {form.name_message: "", form.start: gr.Button(interactive=bool(shown.plan_id))}
+            return {form.name_message: words, form.start: off}
         try:
             new_repo_id(wanted, self.site.endpoint)
             free = self.desk.lookup.free_name(wanted, token)
             if free == wanted or self.desk.unfinished(wanted, token):
                 return fine
         except ShardingError as error:
-            return {form.name_message: problem(error), form.start: gr.Button(interactive=False)}
+            return {form.name_message: problem(error), form.start: off}
         text = f"{wanted} exists already. A copy of the same model in it gets a new commit. Nothing else is replaced "
         return {**fine, form.name_message: message(f"{text}unless you say so.", f"{free} is free.", "warning")}
 
@@ -133,15 +132,14 @@ class Pushing(Events):
             if not wanted.expect:
                 raise Refused("There is no plan yet.", "Choose a model and a size first.")
             taken = self.desk.submit(wanted, *self.signed_in(request, login, _NEEDS_LOGIN))
-        except ReplaceRefused as error:
-            label = f"Replace the copy of {error.there} in {destination} with this copy of {source}"
+        except ShardingError as error:
+            there = error.there if isinstance(error, ReplaceRefused) else ""
+            label = f"Replace the copy of {there} in {destination} with this copy of {source}"
             return {
                 form.start_message: problem(error),
-                form.replace: gr.Checkbox(label=label, value=False, visible=True),
+                form.replace: gr.Checkbox(label=label, value=False, visible=bool(there)),
                 form.replaced: (source, destination),
             }
-        except ShardingError as error:
-            return {form.start_message: problem(error), form.replace: gr.Checkbox(value=False, visible=False)}
         return {
             **{part: gr.Column(visible=False) for part in (form.choose, form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
@@ -170,17 +168,16 @@ class Running(Events):
             return
         token = self.site.token(request, login)
         try:
-            who = await asyncio.to_thread(person, self.desk, token)
+            who = await asyncio.to_thread(self.viewer, token)
             status = self.desk.status(job, who.name if who else None)
             if status is None:
                 yield await asyncio.to_thread(self._lost, job, who, token)
                 return
+            if self._watchers[status.owner] >= MAX_WATCHERS:
+                text = f"You already watch jobs in {MAX_WATCHERS} windows."
+                raise Refused(text, "Close one of them, then reload this page.")
         except ShardingError as error:
             yield {self.form.progress: problem(error)}
-            return
-        if self._watchers[status.owner] >= MAX_WATCHERS:
-            text = f"You already watch jobs in {MAX_WATCHERS} windows."
-            yield {self.form.progress: problem(Refused(text, "Close one of them, then reload this page."))}
             return
         self._watchers[status.owner] += 1
         try:
@@ -218,6 +215,7 @@ class Running(Events):
     async def _ended(self, status: JobStatus, token: str | None, request: gr.Request) -> Update:
         """Show what a job has made or found. What it has made is shown as its result page shows it."""
         form, asked, address = self.form, status.request, self.site.address(request)
+        is_of_two = asked.kind == "verify" and not asked.of_result
         panels = (form.progress, form.job_map, form.log, form.check_message, form.result_map, form.result_details)
         emptied: Update = {panel: "" for panel in panels}
         emptied |= {button: gr.Button(visible=False) for button in (form.check, form.load, form.cancel, form.resume)}
@@ -226,13 +224,13 @@ class Running(Events):
                 comparing = Comparing(self.desk, self.site, form)
                 told = await patient(comparing.told)(asked.destination, token)
                 shown: Update = {form.result: told + await patient(comparing.differences)(status, token, address)}
-            elif asked.kind == "verify" and not asked.of_result:
+            elif is_of_two:
                 shown = {form.result: outcome_panel(status, self.site.endpoint, address)}
             else:
                 place, showing = status.result or asked.destination, Showing(self.desk, self.site, form)
                 shown = await showing.made(place, token, request)
                 shown |= {form.job: "", form.query: query_of(Wish(result=place))}
-            if asked.kind == "verify" and not asked.of_result:
+            if is_of_two:
                 shown[form.result] = goals_panel(SAME) + shown[form.result]
                 shown |= {form.job: "", form.query: link_of(status)}
         except ShardingError as error:
@@ -250,7 +248,7 @@ class Running(Events):
     def cancel(self, job: str, request: gr.Request, login: Login) -> Update:
         """Stop the job."""
         try:
-            who = person(self.desk, self.site.token(request, login))
+            who = self.viewer(self.site.token(request, login))
             self.desk.cancel(job, who.name if who else None)
         except ShardingError as error:
             return {self.form.run_message: problem(error)}
@@ -262,7 +260,7 @@ class Running(Events):
             who, token = self.signed_in(request, login, _NOT_YOURS)
             wanted = self._interrupted(job, who, token)
             if wanted is None:
-                raise Refused(_NOT_YOURS[0], _NOT_YOURS[1])
+                raise Refused(*_NOT_YOURS)
             shown = self.taken(self.desk.submit(wanted, who, token))
         except ShardingError as error:
             return {self.form.run_message: problem(error)}
@@ -277,39 +275,30 @@ class Running(Events):
         return self.desk.unfinished(repo_id, token) if repo_id.partition("/")[0] in who.namespaces else None
 
     def _lost(self, job: str, who: Person | None, token: str | None) -> Update:
-        form = self.form
+        form, copy = self.form, destination_of(job)
         if who is None or token is None:
             hint = "Only the account that started it can see it."
             text = message("You are not signed in, so you cannot see this job.", hint, remedy=SIGN_IN, ways=[HOME])
             return {form.progress: text}
         if self._interrupted(job, who, token):
-            text = message(
-                f"The job for {destination_of(job)} was interrupted because this Space was restarted.",
-                "Its finished shards are kept on the Hub. Resume it to go on from there.",
-                "warning",
-            )
-            return {form.progress: text, form.resume: gr.Button(visible=True)}
-        copy = destination_of(job)
+            text = f"The job for {copy} was interrupted because this Space was restarted."
+            hint = "Its finished shards are kept on the Hub. Resume it to go on from there."
+            return {form.progress: message(text, hint, "warning"), form.resume: gr.Button(visible=True)}
         ways = [Help(label=f"Look at {copy}", link=query_of(Wish(result=copy)))] if copy else []
-        return {form.progress: message(_NOT_YOURS[0], _NOT_YOURS[1], "error", ways=[*ways, HOME])}
+        return {form.progress: message(*_NOT_YOURS[:2], "error", ways=[*ways, HOME])}
 
     def _show(self, status: JobStatus, request: gr.Request) -> Update:
-        form, address = self.form, self.site.address(request)
+        form, is_stopping = self.form, status.state == "cancelling"
+        source = self.desk.lookup.link(status.request.source)
+        link = self.site.address(request) + query_of(Wish(job=status.id))
+        words = "Cancelling …" if is_stopping else "Cancel"
+        again = "Resume" if status.state == "interrupted" else "Retry"
         return {
             form.run_heading: heading_of(status),
-            form.progress: job_panel(
-                status, self.desk.lookup.link(status.request.source), address + query_of(Wish(job=status.id))
-            ),
+            form.progress: job_panel(status, source, link),
             form.log: log_panel(status),
-            form.cancel: gr.Button(
-                "Cancel" if status.state != "cancelling" else "Cancelling …",
-                visible=status.state in ACTIVE,
-                interactive=status.state != "cancelling",
-            ),
-            form.resume: gr.Button(
-                "Resume" if status.state == "interrupted" else "Retry",
-                visible=status.state in ("interrupted", "failed") and not differs(status),
-            ),
+            form.cancel: gr.Button(words, visible=status.state in ACTIVE, interactive=not is_stopping),
+            form.resume: gr.Button(again, visible=status.can_resume),
         }
 
     def _drawn(self, status: JobStatus, token: str | None) -> Update:
@@ -317,6 +306,5 @@ class Running(Events):
         with suppress(ShardingError):  # without the source's headers there is no map
             if asked.kind == "shard":
                 checkpoint, plan = self.desk.models.plan(asked.source, asked.options, token)
-                drawn = map_panel(map_of_plan(checkpoint, plan), asked.destination)
-                return {self.form.job_map: drawn}
+                return {self.form.job_map: map_panel(map_of_plan(checkpoint, plan), asked.destination)}
         return {}

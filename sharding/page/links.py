@@ -12,9 +12,10 @@ from sharding.page.goals import GOALS, goal_for
 
 _LONGEST = 300
 _OF_A_COPY = {one.name for one in fields(Options)} - {"max_shard_size"}  # Without its size.
-_ASKED = {option.name: option for option in of_tool("shard") if option.name in _OF_A_COPY}
-_USUAL = {name: option.default for name, option in _ASKED.items() if not option.is_switch}
-_SWITCHES = tuple(name for name, option in _ASKED.items() if option.is_switch)
+_OPTIONS = sorted(of_tool("shard"), key=lambda option: option.is_switch)
+_ASKED = {option.name: option for option in _OPTIONS if option.name in _OF_A_COPY}
+_UNUSUAL = {"private": (True, "true"), "measure": (True, "true"), "engine": ("classic",) * 2, "proof": ("stated",) * 2}
+"""The fields of a `Wish` with two values: the one that a link names, and its word there."""
 _AS_IT_IS = {"to": "to", "job": "job", "result": "result", "compare": "compare", "against": "with"}
 """The fields of a `Wish` that a link has as they are, each with its name there."""
 
@@ -49,26 +50,24 @@ def read_wish(query: Mapping[str, str]) -> Wish:
     """
     fields = {name: str(value)[:_LONGEST].strip() for name, value in query.items()}
     repo, revision = fields.get("repo", ""), fields.get("revision", "")
-    asked: dict[str, Any] = {name: fields[name] for name in _USUAL if name in fields}
+    asked: dict[str, Any] = {name: fields[name] for name in _ASKED if name in fields}
+    asked |= {name: text == "true" for name, text in asked.items() if _ASKED[name].is_switch}
     asked |= {"max_shard_size": "".join(fields["size"].split())} if "size" in fields else {}
-    asked |= {name: fields.get(name) == "true" for name in _SWITCHES}
     options, taken = Options(), set()
     for name, value in asked.items():
         with suppress(UsageError):
             options = replace(options, **{name: value})
             taken.add(name)
     goal = goal_for(options) or fields.get("goal", "")
+    more: dict[str, Any] = {field: fields.get(name, "") for field, name in _AS_IT_IS.items()}
+    more |= {name: value for name, (value, word) in _UNUSUAL.items() if fields.get(name) == word}
     return Wish(
         repo=_at(repo, revision),
         options=options,
         goal=goal if goal in GOALS else "",
         sized="max_shard_size" in taken,
         misspelt="" if "max_shard_size" in taken else fields.get("size", ""),
-        private=fields.get("private") == "true",
-        measure=fields.get("measure") == "true",
-        engine="classic" if fields.get("engine") == "classic" else "stream",
-        proof="stated" if fields.get("proof") == "stated" else "read",
-        **{field: fields.get(name, "") for field, name in _AS_IT_IS.items()},
+        **more,
     )
 
 
@@ -98,14 +97,11 @@ def query_of(wish: Wish) -> str:
     elif wish.compare or wish.against:
         pairs = {"compare": wish.compare, "with": wish.against}
     else:
-        asked = {name: getattr(wish.options, name) for name in _ASKED}
         named = {"size": str(wish.options.max_shard_size)} if wish.sized else {}
-        named |= {name: asked[name] for name, usual in _USUAL.items() if asked[name] != usual}
-        named |= {name: "true" for name in _SWITCHES if asked[name]}
+        asked = ((option, getattr(wish.options, name)) for name, option in _ASKED.items())
+        named |= {one.name: "true" if one.is_switch else value for one, value in asked if value != one.default}
         named |= {"to": wish.to} if wish.to else {}
-        named |= {name: "true" for name in ("private", "measure") if getattr(wish, name)}
-        named |= {"engine": wish.engine} if wish.engine != "stream" else {}
-        named |= {"proof": wish.proof} if wish.proof != "read" else {}
+        named |= {name: word for name, (value, word) in _UNUSUAL.items() if getattr(wish, name) == value}
         goal = {"goal": wish.goal} if wish.goal else {}
         pairs = {"repo": wish.repo, **goal, **named} if wish.repo else goal
     return f"?{urlencode(pairs, safe='/@:', quote_via=quote)}" if pairs else "?"

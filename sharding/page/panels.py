@@ -24,7 +24,6 @@ from sharding.planning.sizes import SizeStop, stop_for
 from sharding.report.schema import Inspection
 from sharding.storage.hub.lookup import SourceCard
 
-_MOST_TENSORS = 400
 _MANY = 40  # With more columns than this, a map can be searched and zoomed.
 _UNSAFE = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -89,14 +88,6 @@ def map_panel(
     values = {"context": CONTEXT_TOKENS if need and need.context else 0, "data": script_data(model_map), "file": file}
     values |= {"is_many": max(len(model_map.today), len(model_map.after)) > _MANY}
     return render("map", map=model_map, sides=sides, title=title, fits=places, longest=longest, **values)
-
-
-def tensors_panel(title: str, tensors: Iterable[tuple[Tensor, str]], other: str = "From file") -> str:
-    """Return the list of the tensors in a column of the map, each with its file on the other side, under `other`."""
-    listed = list(tensors)
-    return render(
-        "tensors", title=title, other=other, tensors=listed[:_MOST_TENSORS], more=max(len(listed) - _MOST_TENSORS, 0)
-    )
 
 
 def summary_panel(
@@ -178,7 +169,8 @@ def tensors_of(
     column, known = columns[number], today_of(today, {tensor.name for tensor, _ in placed})
     was = {name: file for name, (file, _) in known.items()}
     if side == "today":
-        pairs = [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
+        other, pairs = "To file", [(tensor, file) for tensor, file in placed if was.get(tensor.name) in column.names]
     else:
+        other = "From file"
         pairs = [(tensor, was.get(tensor.name, "")) for tensor, file in placed if file in column.names]
-    return tensors_panel(column.title, pairs, "To file" if side == "today" else "From file")
+    return render("tensors", title=column.title, other=other, tensors=pairs)

@@ -1,13 +1,11 @@
 """Handle the events of steps 1 and 2: read the headers, plan and draw. Nothing here needs a login."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
 import gradio as gr
-from markupsafe import Markup
 
 from sharding.checkpoint.trained import needs_base
 from sharding.core.errors import ShardingError, SourceError, TooManyTensors, VariantMissing
@@ -17,27 +15,17 @@ from sharding.core.text import format_bytes
 from sharding.core.values import Content, Plan
 from sharding.desk.forecast import STATED_TIMES, Forecast, classic_forecast
 from sharding.drawing.model_map import map_of_plan
-from sharding.page import panels
+from sharding.page import goals, panels
 from sharding.page.arriving import wish_of
 from sharding.page.form import HIDDEN, PLAIN, PRIVATE, Aim, Shown, Update, Values, goals_panel, size_label
-from sharding.page.goals import (
-    GOALS,
-    OLLAMA,
-    fields_of,
-    goals_of,
-    has_components,
-    is_adapter,
-    is_vain,
-    role_asked,
-    sole_goal,
-)
 from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
 from sharding.planning.dequantize import offer
 from sharding.planning.devices import Need, needed, where_it_fits
 from sharding.planning.plan import identify_plan
 from sharding.planning.shards import gathered
-from sharding.planning.sizes import size_stops, stop_for, usual_size
+from sharding.planning.sizes import size_stops, stop_for
+from sharding.recipes.cast import narrows
 from sharding.report.report import summarize_source
 from sharding.storage.hub.lookup import SourceCard
 
@@ -56,17 +44,17 @@ class Planning(Events):
         if not source:
             # Without a plan nothing has changed the goals, but a card may have been clicked in the meantime.
             was_shown = bool(values[form.shown].plan_id)
-            goals = {form.goals: goals_panel(goal, fields_of(goal) if goal else ())} if was_shown else {}
-            return {**self._hidden(values), **goals, form.repo_message: ""}
+            cards = {form.goals: goals_panel(goal)} if was_shown else {}
+            return {**self._hidden(values), **cards, form.facts: "", form.repo_message: ""}
         of_ranks, swapped = False, dict[Any, Any]()
         try:
-            checkpoint, taken, remark = self._read(source, variant, token, "gguf" if goal == OLLAMA else None)
-            if not goal and (goal := sole_goal(checkpoint)):
-                swapped = {form.goal: goal, form.repo: gr.Dropdown(label=GOALS[goal].source)}
-            if is_adapter(checkpoint) and "/" in checkpoint.named_base and role_asked(goal) == "adapter":
+            checkpoint, taken, remark = self._read(source, variant, token, goal)
+            if not goal and (goal := goals.sole_goal(checkpoint)):
+                swapped = {form.goal: goal, form.repo: gr.Dropdown(label=goals.GOALS[goal].source)}
+            if goals.is_adapter(checkpoint) and "/" in checkpoint.named_base and goals.role_asked(goal) == "adapter":
                 adapter, source = source, checkpoint.named_base
                 values = {**values, form.repo: source, form.inputs["adapter"]: adapter}
-                swapped |= {form.repo: gr.Dropdown(choices=[source], value=source, label=GOALS[goal].source)}
+                swapped |= {form.repo: gr.Dropdown(choices=[source], value=source, label=goals.GOALS[goal].source)}
                 swapped |= {form.inputs["adapter"]: adapter}
                 checkpoint, taken, remark = self._read(source, "", token)
             of_ranks = needs_base(checkpoint)
@@ -81,7 +69,7 @@ class Planning(Events):
             return {
                 **self._hidden(values),
                 **swapped,
-                form.goals: goals_panel(goal, fields_of(goal, of_ranks or None), source=source),
+                form.goals: goals_panel(goal, of_ranks or None, source=source),
                 form.repo_message: panels.problem(error),
                 form.facts: self._counted(source, variant, base, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
@@ -89,23 +77,20 @@ class Planning(Events):
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
         another: dict[str, Any] = {"value": taken} if taken != variant else {}
         hides, promise = self._hides(card, form.inputs_in(values), token)
-        largest = max((tensor.bytes for tensor in checkpoint.tensors), default=0)
-        size, usual = form.size_in(values), usual_size(checkpoint.total_bytes, largest)
+        size, proposed = form.size_in(values), goals.usual(checkpoint)
         is_own = size not in ("", values[form.aim].size)
-        by_goal, hint = self._aim(values, checkpoint, usual, is_own)
-        seen = {**values, form.variant: taken, form.size: size_label(size if is_own else usual), **by_goal}
+        by_goal, hint = self._aim(values, checkpoint, proposed, is_own)
+        seen = {**values, form.variant: taken, form.size: size_label(size if is_own else proposed), **by_goal}
         quantized = offer(checkpoint)
         seen[form.dequantize] = bool(quantized and seen[form.dequantize])
         drawn = self.draw(seen, request, login)
-        chips: dict[str, Any] = {"chips": goals_of(checkpoint), "source": source}
-        chips |= {"answer": GOALS[goal].answer(checkpoint) if goal else ""}
+        chips, answer = goals.goals_of(checkpoint), goals.GOALS[goal].answer(checkpoint) if goal else ""
         return {
             **swapped,
+            **by_goal,
             form.repo_message: remark,
             form.inputs["base"]: values[form.inputs["base"]],
-            form.goals: goals_panel(goal, fields_of(goal, of_ranks), remark=Markup(hint), **chips),
-            form.strategy: by_goal.get(form.strategy, gr.Radio()),
-            form.dtype: by_goal.get(form.dtype, gr.Radio()),
+            form.goals: goals_panel(goal, of_ranks, chips, source=source, remark=hint, answer=answer),
             form.dequantize: _offered(quantized, **({"value": seen[form.dequantize]} if by_goal else {})),
             form.examples: gr.Dataset(visible=False),
             form.jobs: "",
@@ -113,7 +98,7 @@ class Planning(Events):
             form.variant: gr.Textbox(**another),
             form.facts: panels.facts_panel(summarize_source(checkpoint), card),
             form.size: gr.Textbox(seen[form.size]) if seen[form.size] != values[form.size] else gr.Textbox(),
-            form.aim: Aim(goal, form.size_in(seen) if by_goal else usual),
+            form.aim: Aim(goal, form.size_in(seen) if by_goal else proposed),
             form.machine: gr.Column(visible=checkpoint.is_plain_model),
             form.devices: "",
             **{part: gr.Column(visible=True) for part in (form.plan, form.push)},
@@ -121,7 +106,6 @@ class Planning(Events):
             form.visibility: PRIVATE if hides else gr.Radio(),
             form.permitted: gr.Checkbox(value=False, visible=hides, label=promise),
             **drawn,
-            **({form.machines: seen[form.machines]} if by_goal else {}),
             form.shown: drawn[form.shown]
             if form.plan in drawn
             else replace(drawn[form.shown], choices=self._choices(seen, checkpoint)),
@@ -131,11 +115,11 @@ class Planning(Events):
         """Return the fields that the chosen goal sets, and the words below the goals. A visitor's own size stays,
         unless the goal is new. A goal without sense takes back what the last one set."""
         form, name, before = self.form, values[self.form.goal], values[self.form.aim].goal
-        if name not in GOALS:
+        if name not in goals.GOALS:
             return {}, ""
-        chosen = GOALS[name].choose(checkpoint)
+        chosen = goals.GOALS[name].choose(checkpoint)
         if isinstance(chosen, str):
-            words = panels.message(f"“{GOALS[name].title}” is not for this model.", chosen, "warning")
+            words = panels.message(f"“{goals.GOALS[name].title}” is not for this model.", chosen, "warning")
             back = form.aimed(Options(usual)) if before not in (None, "", name) else {}
             return {field: value for field, value in back.items() if not (is_own and field is form.size)}, words
         aimed = form.aimed(chosen) if not is_own or name != before else {}
@@ -172,7 +156,7 @@ class Planning(Events):
 
     def draw(self, values: Values, request: gr.Request, login: Login) -> Update:
         """Draw the plan for the current choices."""
-        form, source, asked = self.form, self.form.source_in(values), role_asked(values[self.form.goal])
+        form, source, asked = self.form, self.form.source_in(values), goals.role_asked(values[self.form.goal])
         # The field may already name another model, of which only the plan is drawn so far.
         shown = replace(values[form.shown], choices=(), plan_id="")
         update: Update = {form.tensors: "", form.shown: shown}
@@ -189,50 +173,43 @@ class Planning(Events):
             return {form.size_message: panels.problem(error), **gone, **update}
         after = [tensor for shard in plan.shards for tensor in shard.tensors]
         # As `see` proposes a size: so that the field and the slider name the same one.
-        largest = max((tensor.bytes for tensor in (after if options.dequantize else checkpoint.tensors)), default=0)
-        may = any(tensor.recipe.narrows for tensor in after)
-        loads = checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted
-        parts, is_gguf = has_components(checkpoint), checkpoint.format == "gguf"
+        largest = goals.largest_of(after if options.dequantize else checkpoint.tensors)
+        may = any(narrows(tensor.recipe) for tensor in after)
+        is_gguf, parts = checkpoint.format == "gguf", goals.has_components(checkpoint)
         size = plan.total_bytes if options.dequantize else checkpoint.total_bytes
         if parts:  # no file is larger than the largest component
-            folders = Counter[str]()
-            for tensor in after:
-                folders[tensor.folder] += tensor.bytes
-            size = max(folders.values())
+            folders = {tensor.folder for tensor in after}
+            size = max(sum(tensor.bytes for tensor in after if tensor.folder == folder) for folder in folders)
         stops, chosen = size_stops(size, largest, single_file=not parts), str(options.max_shard_size)
         each = "A pipeline cannot become one file here. Each of its components gets one file."
-        in_vain = panels.changes_nothing(checkpoint, plan) or needs_base(checkpoint)
-        in_vain = in_vain or is_vain(values[form.goal], checkpoint)
+        lacks_base, need, at = needs_base(checkpoint), needed(checkpoint, plan), stop_for(stops, chosen)
+        in_vain = panels.changes_nothing(checkpoint, plan) or goals.is_vain(values[form.goal], checkpoint)
         forecast = self.desk.forecast(checkpoint, plan)
         classic, again = classic_forecast(checkpoint, plan, forecast), (forecast.lower_seconds, forecast.upper_seconds)
         sampled = [STATED_TIMES * seconds for seconds in again]
         if values[form.proof] == "stated":
             forecast = replace(forecast, lower_seconds=sampled[0], upper_seconds=sampled[1])
-        wish = wish_of(form, values, replace(options, allow_overflow=options.allow_overflow and may))
+        drawn, options = map_of_plan(checkpoint, plan), replace(options, allow_overflow=options.allow_overflow and may)
         return {
             **update,
             form.size_message: panels.message(each, "", "warning") if parts and chosen == SINGLE_FILE else "",
             **({form.sizes: panels.sizes_panel(stops, chosen)} if stops != shown.stops else {}),
             form.overflow: _possible(may),
-            form.measure: _possible(loads),
+            form.measure: _possible(checkpoint.has_loadable_copy and "compare_rounds" not in options.contradicted),
             form.engine: self._engine(None if is_gguf or "engine" in options.contradicted else classic),
             form.proof: gr.Radio(
                 info=f"The job takes {panels.about(*again)} if it reads everything again. It takes "
                 f"{panels.about(*sampled)} if it trusts the Hub's hashes. Then only a sample is read, and the result "
                 "is not shown in green."
             ),
-            form.picture: panels.map_panel(
-                map_of_plan(checkpoint, plan), checkpoint.source.name, size_label(chosen), needed(checkpoint, plan)
-            ),
-            form.summary: panels.summary_panel(
-                checkpoint, plan, forecast, form.choices_in(values), stop_for(stops, chosen)
-            ),
-            form.start: gr.Button(variant="secondary" if in_vain else "primary"),
+            form.picture: panels.map_panel(drawn, checkpoint.source.name, size_label(chosen), need),
+            form.summary: panels.summary_panel(checkpoint, plan, forecast, form.choices_in(values), at),
+            form.start: gr.Button(variant="secondary" if in_vain or lacks_base else "primary"),
             form.shards: panels.shards_panel(plan, forecast, classic),
             form.findings: panels.findings_panel((*checkpoint.findings, *gathered(plan))),
-            form.query: query_of(wish),
+            form.query: query_of(wish_of(form, values, options)),
             # Nothing starts before the base is named.
-            form.shown: Shown(stops=stops, plan_id="" if needs_base(checkpoint) else identify_plan(plan)),
+            form.shown: Shown(stops=stops, plan_id="" if lacks_base else identify_plan(plan)),
         }
 
     def _engine(self, classic: Forecast | None) -> gr.Radio:
@@ -246,10 +223,9 @@ class Planning(Events):
 
     def _unplanned(self, values: Values, words: str) -> Update:
         form = self.form
-        wish = replace(wish_of(form, values, form.named_in(values)), sized=False)
-        hidden = {part: update for part, update in self._hidden(values).items() if part is not form.facts}
+        wish = replace(wish_of(form, values, Options(**form.named_in(values))), sized=False)
         gone = dict.fromkeys((form.size_message, form.shards, form.summary), "")
-        return {**hidden, **gone, form.repo_message: words, form.query: query_of(wish)}
+        return {**self._hidden(values), **gone, form.repo_message: words, form.query: query_of(wish)}
 
     def _choices(self, values: Values, checkpoint: Content) -> tuple[Any, ...]:
         return checkpoint.source, values[self.form.goal], *(values[field] for field in self.form.of_a_plan)
@@ -262,7 +238,6 @@ class Planning(Events):
         form = self.form
         return {
             form.shown: replace(values[form.shown], choices=(), plan_id=""),
-            form.facts: "",
             form.variants: gr.Radio(visible=False),
             **{part: gr.Column(visible=False) for part in (form.plan, form.push)},
             form.advanced: gr.Accordion(visible=HIDDEN),
@@ -281,10 +256,9 @@ class Planning(Events):
         except ShardingError as error:
             return panels.problem(error)
 
-    def _read(
-        self, source: str, variant: str, token: str | None, format: Literal["gguf"] | None = None
-    ) -> tuple[Content, str, str]:
+    def _read(self, source: str, variant: str, token: str | None, goal: str = "") -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
+        format: Literal["gguf"] | None = "gguf" if goal == goals.OLLAMA else None
         try:
             return self.desk.models.inspect(source, variant, token, format=format), variant, ""
         except VariantMissing as error:

@@ -20,8 +20,8 @@ from sharding.page.links import Wish, query_of
 MOST_NAMED = 12  # The most findings, names or differences that a page lists. It counts the rest.
 MOST_ROWS = 200  # The most rows of a table. Nobody reads more, and every row costs the browser time.
 MOST_STAGES = 64  # The most rows of a table of stages.
+MOST_TENSORS, MOST_SHOWN = 400, 100  # The most rows of a list of tensors, and of tensors that differ.
 _CODE = re.compile("`([^`]*)`")
-_COMMIT = re.compile(r"@[0-9a-f]{40}(?=/|$)", re.ASCII)
 _AFTER_SEPARATOR = re.compile(r"(?<=\w[/_@-])(?=\w)|(?<=\w[.])(?=[^\W\d])")
 
 
@@ -49,14 +49,14 @@ def _templates() -> Environment:
     }
     templates.filters |= {"breakable": lambda name: Markup("<wbr>").join(_AFTER_SEPARATOR.split(name))}
     templates.filters |= {"coded": lambda text: Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))}
-    templates.filters |= {"unpinned": lambda place: _COMMIT.sub("", place)}
+    templates.filters |= {"unpinned": words.without_revision}
     templates.filters |= {"utc": lambda seconds: datetime.fromtimestamp(seconds, UTC)}
     templates.filters |= {"percent": lambda length: f"{100 * length / WIDTH:.2f}%"}
     templates.globals |= {"ends": words.ends, "duration": words.duration, "format_bytes": words.format_bytes}
     templates.globals |= {"time_range": words.time_range, "BASE_ANON_BYTES": BASE_ANON_BYTES}
-    templates.globals |= {"MOST_NAMED": MOST_NAMED, "MOST_ROWS": MOST_ROWS, "MOST_STAGES": MOST_STAGES, "KINDS": NAMES}
+    templates.globals |= {name: value for name, value in globals().items() if name.startswith("MOST_")}
     templates.globals |= {"WIDTH": f"{WIDTH:.0f}", "HEIGHT": f"{HEIGHT:.0f}", "files_caption": files_caption}
-    templates.globals |= {"place": _place, "outline": outline, "components": components}
+    templates.globals |= {"KINDS": NAMES, "place": _place, "outline": outline, "components": components}
     templates.globals |= {"corners": lambda box: " ".join(f"{round(side, 1):g}" for side in box)}
     return templates
 
@@ -81,7 +81,6 @@ HOME = Help(label="Go home", link="./")
 
 _OF_THE_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|hf auth login|HF_TOKEN|HF_ENDPOINT|[Rr]un again")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) ")
-_NOTHING = Help()
 
 # For a kind that is not here, the hint alone is enough on the page.
 _HELP: dict[RemedyKind, Help] = {
@@ -130,7 +129,7 @@ def help_with(remedy: Remedy | None) -> Help:
         return Help(label="Open it", link=query_of(Wish(job=remedy.value)))
     if remedy and remedy.kind == "plan_repo":
         return Help(label="Plan this model", link=query_of(Wish(remedy.value, sized=False)))
-    return _HELP.get(remedy.kind, _NOTHING) if remedy else _NOTHING
+    return _HELP.get(remedy.kind, Help()) if remedy else Help()
 
 
 def in_page_words(finding: Finding) -> Finding:

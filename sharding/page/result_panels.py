@@ -13,19 +13,13 @@ from sharding.core.text import count, format_bytes, time_range, within_words
 from sharding.desk import Forecast, JobStatus
 from sharding.formats.names import DIGESTS_NAME, REPORT_NAME
 from sharding.page.links import Wish, query_of
+from sharding.page.panels import message
 from sharding.page.render import render
 from sharding.planning.devices import parse_budgets
+from sharding.report import snippets
 from sharding.report.report import asked_of, decided_by
 from sharding.report.schema import Report
-from sharding.report.snippets import (
-    COLAB,
-    download_snippet,
-    gguf_snippets,
-    how_to_check,
-    loading_snippets,
-    pipeline_snippets,
-    writes,
-)
+from sharding.report.snippets import COLAB
 from sharding.verify.trust import Level, Trust
 
 TITLES = "Has a report", "Structure matches", "Hashes match", "Every byte read"  # The ladder of proofs.
@@ -44,11 +38,10 @@ class Rung:
     titles: tuple[str, str, str, str] = TITLES
 
 
-def rung_of(trust: Trust) -> Rung:
-    """Return how far the ladder is climbed for a result that is not "contradicted"."""
-    if trust.level in READ_HERE:
-        return Rung(READ)
-    return Rung(STATED if trust.level == "stated" else FITS if trust.level == "fits" else CLAIMED)
+def rung_of(trust: Trust) -> int:
+    """Return the highest step of the ladder for a result that is not "contradicted"."""
+    steps: dict[Level, int] = {"made-here": READ, "read-now": READ, "stated": STATED, "fits": FITS}
+    return steps.get(trust.level, CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,50 +55,44 @@ class Places:
     badge: str = ""
     install: str = "pip install .  # in a clone of the code of this page"
 
-    @property
-    def page(self) -> str:
-        """The address of its page on the Hub."""
-        return f"{self.endpoint}/{self.repo_id}"
-
-    def file(self, name: str) -> str:
-        """Return the address of the page of a file in the result."""
-        return f"{self.page}/blob/{self.revision or 'main'}/{name}"
-
 
 def result_panel(report: Report, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
-    """Return the certificate of a result that is not "contradicted". `reading` is what a check would cost."""
+    """Return the certificate of a result, or that it does not match. `reading` is what a check would cost."""
+    if trust.level == "contradicted":
+        text = f"The report in {places.repo_id} does not match the repos, so it is not shown."
+        return message(text, " ".join(trust.reasons), "error")
     documents = {REPORT_NAME: "The report", DIGESTS_NAME: "Checksums of every tensor"}
-    snippets = _snippets(report, places.repo_id) if report.verification.holds else {}
-    links = {title: places.file(name) for name, title in documents.items() if name in report.files}
+    codes = _codes(report, places.repo_id) if report.verification.holds else {}
+    page, revision = f"{places.endpoint}/{places.repo_id}", places.revision or "main"
+    links = {title: f"{page}/blob/{revision}/{name}" for name, title in documents.items() if name in report.files}
     known, size = made_of(trust), format_bytes(max(shard.bytes for shard in report.shards))
     values: dict[str, Any] = {"size": size, "verdict": _verdict(report, trust)}
-    values |= {"rung": replace(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
+    values |= {"rung": Rung(rung_of(trust), words=_words(report, trust, reading)), "again": _again(report)}
     values |= {"is_good": is_proved(report, trust), "is_told": is_told(report, trust), "documents": links}
     values |= {"made": known, "explained": explained(known), "infinite": sum(report.overflowed.values())}
-    values |= {"snippets": snippets, "next_step": _next_step(report, known, next(iter(snippets), "")), "COLAB": COLAB}
-    values |= {"command": "".join(how_to_check(report, places.repo_id).values())}
-    return render("result", report=report, places=places, trust=trust, **values)
+    values |= {"snippets": codes, "next_step": _next_step(report, known, next(iter(codes), "")), "COLAB": COLAB}
+    values |= {"command": "".join(snippets.how_to_check(report, places.repo_id).values())}
+    return render("result", report=report, places=places, page=page, trust=trust, **values)
 
 
-def _snippets(report: Report, place: str) -> Mapping[str, str]:
+def _codes(report: Report, place: str) -> Mapping[str, str]:
     """Return how to use the result at `place`, by the name of the tool: first what it was probably made for."""
     source, plan = report.source, report.plan
-    load = gguf_snippets(report, place) or loading_snippets(
-        place, source.architecture, source.library, source.variant, source.weights_name
-    )
-    get, load = download_snippet(report, place), {**pipeline_snippets(report, place), **load}
+    known = source.architecture, source.library, source.variant, source.weights_name
+    load = snippets.gguf_snippets(report, place) or snippets.loading_snippets(place, *known)
+    get, load = snippets.download_snippet(report, place), {**snippets.pipeline_snippets(report, place), **load}
     if len(plan.shards) == 1:
         return {**get, **load}
     fits = plan.total_bytes <= parse_budgets("colab-t4")["cuda:0"]
-    first = [COLAB] if COLAB in load and writes(source.architecture) and fits and not plan.pipeline else []
-    return {**{name: load[name] for name in first}, **load, **get}
+    is_first = COLAB in load and snippets.writes(source.architecture) and fits and not plan.pipeline
+    return {**({COLAB: load[COLAB]} if is_first else {}), **load, **get}
 
 
 def is_proved(report: Report, trust: Trust) -> bool:
     """Return whether this page has read every byte of a result and nothing about it is unknown. Only that is green."""
     proof = report.verification
     is_known = proof.may_be_published and not trust.within and not proof.unstated and not trust.caveats
-    return rung_of(trust).reached == READ and is_known
+    return rung_of(trust) == READ and is_known
 
 
 def details_panel(
@@ -122,9 +109,7 @@ def details_panel(
 def _words(report: Report, trust: Trust, reading: Forecast | None) -> tuple[str, str, str, str]:
     proof, is_read = report.verification, trust.level in READ_HERE
     what = "names, shapes and dtypes" if keeps_sizes(proof.made) else "names and shapes"
-    structure = (
-        f"{what} of {count(proof.tensors, 'tensor')}" if is_read or trust.level in ("stated", "fits") else "not known"
-    )
+    structure = f"{what} of {count(proof.tensors, 'tensor')}" if rung_of(trust) > CLAIMED else "not known"
     until = f"; known {trust.until}" if trust.until else ""
     if is_read and not is_proved(report, trust):
         return _WRITTEN, structure, "", f"read, but not all is known{until}"
@@ -182,7 +167,7 @@ def named(place: Place) -> str:
 
 def made_of(trust: Trust) -> Made:
     """Return what was done to the numbers, () if only a report says so: its words may be anybody's."""
-    return trust.made if trust.level in (*READ_HERE, "stated", "fits") else ()
+    return trust.made if rung_of(trust) > CLAIMED else ()
 
 
 def is_told(report: Report, trust: Trust) -> bool:

@@ -11,7 +11,7 @@ from sharding.core.errors import Refused, Remedy, ShardingError, VariantMissing
 from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import Content, Plan
-from sharding.desk import Forecast, JobStatus
+from sharding.desk import JobStatus
 from sharding.desk.judgement import reading_both, request_about
 from sharding.desk.questions import patient
 from sharding.drawing.model_map import map_of_copy
@@ -32,6 +32,7 @@ from sharding.verify.structure import Likeness
 from sharding.verify.trust import Trust, claim
 
 _CHECK_LOGIN = "Sign in to check every byte."
+_REFUSAL = ("This needs a login.", _CHECK_LOGIN, SIGN_IN)
 SOON_SECONDS = 2.0  # The longest time that a result waits for headers before it shows what its report claims.
 
 
@@ -50,7 +51,7 @@ class Showing(Events):
             result = await patient(self.desk.results.read)(wanted, token)
             claimed = claim(result.report, result.files)
             places = self.places(result.repo_id, result.revision, request, is_pinned="@" in wanted)
-            first = {**hidden, form.result: _certificate(result, claimed, places)}
+            first = {**hidden, form.result: result_panel(result.report, claimed, places)}
             if claimed.level == "contradicted":
                 yield first
                 return
@@ -81,7 +82,7 @@ class Showing(Events):
             pool.submit(self.desk.lookup.answer_seconds, result.repo_id)  # the forecast below needs it
             trust = self.desk.results.trust(result, token)
         if trust.level == "contradicted":
-            return {form.result: _certificate(result, trust, places)}
+            return {form.result: result_panel(report, trust, places)}
         copy, original, plan = self._both(result, token)
         checkable = trust.level in ("stated", "fits") and not report.needs_folder
         loadable = bool(original and original.has_loadable_copy and copy.is_plain_model and not report.needs_folder)
@@ -92,7 +93,7 @@ class Showing(Events):
         costs = loads.costs if loads else report.comparison
         again = "Measure again" if costs and costs.table else "Measure loading"
         return {
-            form.result: _certificate(result, trust, places, reading),
+            form.result: result_panel(report, trust, places, reading),
             form.result_details: details_panel(report, places, trust, self.desk.results.seconds_of(result), loads),
             form.result_map: map_panel(drawn, result.repo_id, need=needed(copy), sides=("Source", "Copy")),
             form.check: gr.Button(visible=checkable and token is not None),
@@ -109,9 +110,9 @@ class Showing(Events):
         return self._submit("compare", wanted, request, login)
 
     def _submit(self, kind: Literal["verify", "compare"], wanted: str, request: gr.Request, login: Login) -> Update:
-        form, refusal = self.form, ("This needs a login.", _CHECK_LOGIN, SIGN_IN)
+        form = self.form
         try:
-            taken = self.desk.submit_about(kind, wanted, *self.signed_in(request, login, refusal))
+            taken = self.desk.submit_about(kind, wanted, *self.signed_in(request, login, _REFUSAL))
         except ShardingError as error:
             return {form.check_message: problem(error)}
         hidden = {part: gr.Button(visible=False) for part in (form.check, form.load)}
@@ -139,13 +140,6 @@ class Showing(Events):
                 if not report.needs_folder and any(one.by or not one.changed for one in report.plan.made):
                     plan = self.desk.models.plan(*asked_of(report), token)[1]
         return self.desk.models.inspect(copy, "", token), original, plan
-
-
-def _certificate(result: Result, trust: Trust, places: Places, reading: Forecast | None = None) -> str:
-    if trust.level == "contradicted":
-        text = f"The report in {result.repo_id} does not match the repos, so it is not shown."
-        return message(text, " ".join(trust.reasons), "error")
-    return result_panel(result.report, trust, places, reading)
 
 
 _INTRODUCTION = (

@@ -78,11 +78,6 @@ class Site:
         return (likely or fitting)[:_MOST_EXAMPLES]
 
 
-def person(desk: Desk, token: str | None) -> Person | None:
-    """Return the owner of `token`, None without one. Raises DestinationError if the token is no longer valid."""
-    return desk.lookup.who(token) if token else None
-
-
 Login = gr.OAuthToken | None  # Who has signed in on a Space.
 Refusal = tuple[str, str, Remedy | None]  # A message, a hint and a remedy.
 
@@ -93,6 +88,10 @@ class Asked:
 
     desk: Desk
     site: Site
+
+    def viewer(self, token: str | None) -> Person | None:
+        """Return the owner of `token`, None without one. Raises DestinationError if the token is no longer valid."""
+        return self.desk.lookup.who(token) if token else None
 
     def signed_in(self, request: gr.Request, login: Login, refusal: Refusal) -> tuple[Person, str]:
         """Return the visitor and their token. Raises Refused with the words of `refusal` if nobody is signed in."""

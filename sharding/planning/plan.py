@@ -26,6 +26,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.gguf import cut_model, refuse_changes, remarks
 from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
+from sharding.recipes.low_rank import needs_torch
 
 
 def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
@@ -36,8 +37,8 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
         models: Plan = asks.run("plan", make)
         return replace(models, sources=content.inputs, format="gguf")
     draft = drafted(content, options, asks)
-    for what in {tensor.recipe.needs for tensor in draft.tensors} - {""}:
-        require(what)
+    if any(needs_torch(tensor.recipe) for tensor in draft.tensors):
+        require("Merging a DoRA")
     plan: Plan = asks.run("plan", partial(_laid_out, draft))
     return plan
 

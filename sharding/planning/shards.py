@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from sharding.core.file_format import FileFormat
+from sharding.core.protocols import FileFormat
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import Component, Finding, Plan, Shard, Tensor
 

@@ -9,6 +9,7 @@ from typing_extensions import override
 from sharding.core.dtypes import BY_NAME, CASTABLE
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
+from sharding.core.text import count
 from sharding.recipes.stored import made_by
 
 
@@ -63,31 +64,11 @@ class Cast(_Fields, Recipe):
     def size_bytes(self) -> int:
         return self.of.size_bytes * BY_NAME[self.dtype].bits // BY_NAME[self.stored].bits
 
-    @property
-    @override
-    def extra_bytes(self) -> int:
-        return max(0, self.of.size_bytes - self.size_bytes) if self.of.place else 0
-
-    @property
-    @override
-    def narrows(self) -> bool:
-        return BY_NAME[self.stored].largest > BY_NAME[self.dtype].largest
-
     @override
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        numbers, them = ("number", "it") if infinite == 1 else ("numbers", "them")
-        message = f"{name} has {infinite:,} finite {numbers} too large for {BY_NAME[dtype].torch}. The cast would make "
+        message = f"{name} has {count(infinite, 'finite number')} too large for {BY_NAME[dtype].torch}. "
         instead = "Choose bf16, which has the range of fp32." if dtype == "F16" else "Keep the dtype."
-        return f"{message}{them} infinite.", instead
-
-    @override
-    def tolerance(self, dtype: str) -> Recipe | None:
-        return self.of.tolerance(dtype)
-
-    @property
-    @override
-    def needs(self) -> str:
-        return self.of.needs
+        return f"{message}The cast would make {'it' if infinite == 1 else 'them'} infinite.", instead
 
     @override
     def make(self, inputs: Feed, kept: Kept) -> Iterator[Chunk]:
@@ -113,6 +94,24 @@ class Cast(_Fields, Recipe):
         'cast(F32 [3], f bytes 8–20)'
         """
         return f"cast({self.stored} {list(shape)}, {self.of.words(shape)})"
+
+
+def uncast(recipe: Recipe) -> Recipe:
+    """Return what makes the numbers that a recipe casts, or the recipe if it casts none."""
+    while isinstance(recipe, Cast):
+        recipe = recipe.of
+    return recipe
+
+
+def narrows(recipe: Recipe) -> bool:
+    """Return whether the dtype of a recipe cannot hold all finite numbers that it casts."""
+    return isinstance(recipe, Cast) and BY_NAME[recipe.stored].largest > BY_NAME[recipe.dtype].largest
+
+
+def extra_bytes(recipe: Recipe) -> int:
+    """Return how many bytes a cast reads beyond those that it makes."""
+    is_read = isinstance(recipe, Cast) and recipe.of.place is not None
+    return max(0, recipe.of.size_bytes - recipe.size_bytes) if is_read else 0
 
 
 def cast(data: memoryview, stored: str, dtype: str, room: memoryview) -> Chunk:

@@ -1,17 +1,20 @@
 """Put tensors together from pieces: views, transposes, the parts of ranks, replaced rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from mmap import MAP_PRIVATE, mmap
+from operator import add, mul
 from typing import Literal
 
 from typing_extensions import override
 
+from sharding.core.dtypes import BY_NAME
+from sharding.core.errors import SourceError
 from sharding.core.limits import BATCH_BYTES
 from sharding.core.recipe import Chunk, Extent, Feed, Kept, Recipe
+from sharding.core.values import Tensor
 from sharding.recipes.cast import np
-from sharding.recipes.low_rank import of_merge
 from sharding.recipes.stored import Stored, made_by
 
 TILE_BYTES = 16 << 20
@@ -32,6 +35,29 @@ class Box:
     strides: tuple[int, ...]
     source: int = 0
 
+    def part(self, axis: int, start: int, end: int, item_bytes: int, zero: int = 0) -> "Box | None":
+        """Return what of it is in `[start, end)` of an axis, counted from `zero` from now on; None if nothing is."""
+        begin = self.offsets[axis]
+        first, last = max(start, begin), min(end, begin + self.shape[axis])
+        if first >= last:
+            return None
+        origin = self.origin + (first - begin) * self.strides[axis] * item_bytes
+        offsets, shape = _with(self.offsets, axis, first - zero), _with(self.shape, axis, last - first)
+        return replace(self, origin=origin, offsets=offsets, shape=shape)
+
+    def spans(self, item_bytes: int) -> Iterator[tuple["Box", int]]:
+        """Yield it in parts for which a span of its file is read at once, each with the elements of its span."""
+        reach = [(length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True)]
+        if (count := sum(reach) + 1) * item_bytes <= GATHERED_SPAN_BYTES:
+            yield self, count
+            return
+        axis = reach.index(max(reach))
+        start, end = self.offsets[axis], self.offsets[axis] + self.shape[axis]
+        middle = (start + end) // 2
+        for part in (self.part(axis, start, middle, item_bytes), self.part(axis, middle, end, item_bytes)):
+            if part:
+                yield from part.spans(item_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Laid(Recipe):
@@ -42,6 +68,44 @@ class Laid(Recipe):
     item_bytes: int
     tile_bytes: int = field(default=0, repr=False)  # decides no bytes, so it is not in the key
     kind: Literal["laid"] = "laid"
+
+    def part(self, axis: int, start: int, end: int) -> "Laid":
+        """Return the elements `[start, end)` of an axis."""
+        parts = (box.part(axis, start, end, self.item_bytes, start) for box in self.boxes)
+        return replace(self, boxes=tuple(filter(None, parts)), shape=_with(self.shape, axis, end - start))
+
+    def with_axes(self, *axes: int) -> "Laid":
+        """Return it with these of its axes, in this order. Those that are left out have one element.
+
+        >>> Laid((Box("f", 0, (0, 0), (2, 3), (3, 1)),), (2, 3), 4).with_axes(1, 0).boxes[0].strides
+        (1, 3)
+        """
+
+        def of(values: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(values[axis] for axis in axes)
+
+        boxes = (
+            replace(box, offsets=of(box.offsets), shape=of(box.shape), strides=of(box.strides)) for box in self.boxes
+        )
+        return replace(self, boxes=tuple(boxes), shape=of(self.shape))
+
+    def row(self, index: int) -> "Laid":
+        """Return element `index` of the first axis, which goes."""
+        return self.part(0, index, index + 1).with_axes(*range(1, len(self.shape)))
+
+    def turned(self) -> "Laid":
+        """Return it with its last two axes swapped."""
+        *outer, last, other = range(len(self.shape))
+        return self.with_axes(*outer, other, last)
+
+    def recipe(self) -> Recipe:
+        """Return the same as one range of a file, if it is one.
+
+        >>> Laid((Box("f", 0, (0, 0), (2, 3), (3, 1)),), (2, 3), 2).row(1).recipe()
+        Stored(source=0, file='f', start_byte=6, end_byte=12)
+        """
+        places = self._in_order()
+        return Stored(*places[0]) if len(places) == 1 else self
 
     @property
     @override
@@ -57,11 +121,9 @@ class Laid(Recipe):
         if in_order := self._in_order():
             yield from in_order
             return
-        for tile in _tiles(self.shape, self.item_bytes, self.tile_bytes or TILE_BYTES):
-            for box, part in self._inside(tile):
-                for _, start, count in _cuts(box, self.item_bytes, *part):
-                    at = box.origin + start * self.item_bytes
-                    yield Extent(box.source, box.file, at, at + count * self.item_bytes)
+        for tile in self._tiles(self.tile_bytes or TILE_BYTES):
+            for box, count in tile._spans():
+                yield Extent(box.source, box.file, box.origin, box.origin + count * self.item_bytes)
 
     @override
     def keeps(self) -> Iterator[Extent]:
@@ -73,19 +135,17 @@ class Laid(Recipe):
             yield from map(Chunk, inputs.pieces(self.size_bytes))
             return
         room: mmap | None = None
-        for offsets, shape in _tiles(self.shape, self.item_bytes, self.tile_bytes or TILE_BYTES):
-            size = prod(shape) * self.item_bytes
+        for tile in self._tiles(self.tile_bytes or TILE_BYTES):
             # Mapped memory goes back to the system as soon as it is dropped. The first tile is the largest.
-            room = room or mmap(-1, size, MAP_PRIVATE)
-            data = memoryview(room)[:size]
-            tile = np.frombuffer(data, f"u{self.item_bytes}").reshape(shape)
-            for box, place in self._inside((offsets, shape)):
-                for cut, _, count in _cuts(box, self.item_bytes, *place):
-                    part = tile[cut]
-                    span = np.frombuffer(inputs.take(count * self.item_bytes), tile.dtype)
-                    steps = [stride * self.item_bytes for stride in box.strides]
-                    part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
-            for start in range(0, size, BATCH_BYTES):
+            room = room or mmap(-1, tile.size_bytes, MAP_PRIVATE)
+            data = memoryview(room)[: tile.size_bytes]
+            array = np.frombuffer(data, f"u{self.item_bytes}").reshape(tile.shape)
+            for box, count in tile._spans():
+                part = array[tuple(map(slice, box.offsets, map(add, box.offsets, box.shape)))]
+                span = np.frombuffer(inputs.take(count * self.item_bytes), array.dtype)
+                steps = [stride * self.item_bytes for stride in box.strides]
+                part[...] = np.lib.stride_tricks.as_strided(span, part.shape, steps)
+            for start in range(0, len(data), BATCH_BYTES):
                 yield Chunk(data[start : start + BATCH_BYTES])
 
     @override
@@ -95,10 +155,9 @@ class Laid(Recipe):
 
     def _in_order(self) -> list[Extent]:
         """Return where the boxes are in their files, if they follow one another in the tensor in order; else []."""
-        position, extents = 0, list[Extent]()
+        position, extents, strides = 0, list[Extent](), strides_of(self.shape)
         for box in self.boxes:
-            strides = strides_of(self.shape)
-            offset = sum(at * stride for at, stride in zip(box.offsets, strides, strict=True))
+            offset = sum(map(mul, box.offsets, strides))
             if offset != position or not (is_contiguous(box.shape, strides) and is_contiguous(box.shape, box.strides)):
                 return []
             position += prod(box.shape)
@@ -106,21 +165,61 @@ class Laid(Recipe):
             extents.append(Extent(box.source, box.file, box.origin, end))
         return extents
 
-    def _inside(self, tile: "_Tile") -> Iterator[tuple[Box, "_Part"]]:
-        """Yield each box that overlaps `tile`, and its part inside."""
-        for box in self.boxes:
-            both = list(zip(*tile, box.offsets, box.shape, strict=True))
-            starts = tuple(max(at, begin) for at, _, begin, _ in both)
-            ends = [min(at + length, begin + inside) for at, length, begin, inside in both]
-            if all(start < end for start, end in zip(starts, ends, strict=True)):
-                first = sum((a - b) * stride for a, b, stride in zip(starts, box.offsets, box.strides, strict=True))
-                lengths = tuple(b - a for a, b in zip(starts, ends, strict=True))
-                yield box, (tuple(a - at for a, at in zip(starts, tile[0], strict=True)), lengths, first)
+    def _tiles(self, most_bytes: int) -> Iterator["Laid"]:
+        """Yield it in parts of at most `most_bytes`: whole inner axes, a part of one, one index of each outer axis."""
+        axis = next((axis for axis, length in enumerate(self.shape) if length > 1), None)
+        if axis is None or self.size_bytes <= most_bytes:
+            yield self
+            return
+        length = self.shape[axis]
+        at_once = max(1, most_bytes // (self.size_bytes // length))
+        for start in range(0, length, at_once):
+            yield from self.part(axis, start, min(start + at_once, length))._tiles(most_bytes)
+
+    def _spans(self) -> Iterator[tuple[Box, int]]:
+        return (span for box in self.boxes for span in box.spans(self.item_bytes))
 
 
-_Tile = tuple[tuple[int, ...], tuple[int, ...]]  # Where a tile begins in its tensor, and its shape.
-_Part = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Where a part of a box begins in a tile, its shape, and its first element, counted from the first of the box."""
+def laid_of(tensor: Tensor) -> Laid:
+    """Return all of a tensor. Raises SourceError if its bytes are computed, or have no whole number of bytes each."""
+    recipe, shape, bits = tensor.recipe, tensor.shape, BY_NAME[tensor.dtype].bits
+    if isinstance(recipe, Laid):
+        return recipe
+    if not isinstance(recipe, Stored) or bits % 8:
+        message = f"{tensor.name} is computed, so it cannot be cut or put together in the same job."
+        raise SourceError(message, "Make an ordinary copy first, and then change the layout of that copy.")
+    box = Box(recipe.file, recipe.start_byte, (0,) * len(shape), shape, strides_of(shape), recipe.source)
+    return Laid((box,), shape, bits // 8)
+
+
+def stacked(parts: Sequence[Laid]) -> Laid:
+    """Return `parts` of one shape along a new first axis."""
+    boxes = (
+        replace(box, offsets=(number, *box.offsets), shape=(1, *box.shape), strides=(0, *box.strides))
+        for number, part in enumerate(parts)
+        for box in part.boxes
+    )
+    return Laid(tuple(boxes), (len(parts), *parts[0].shape), parts[0].item_bytes)
+
+
+def joined(parts: Sequence[Laid], axis: int) -> Laid:
+    """Return `parts` one after another along an axis."""
+    boxes, start = list[Box](), 0
+    for part in parts:
+        boxes += (replace(box, offsets=_with(box.offsets, axis, box.offsets[axis] + start)) for box in part.boxes)
+        start += part.shape[axis]
+    return Laid(tuple(boxes), _with(parts[0].shape, axis, start), parts[0].item_bytes)
+
+
+def from_source(tensors: Iterable[Tensor], number: int) -> tuple[Tensor, ...]:
+    """Return `tensors`, as a reader gives them, of the source with a `number` among the inputs of a job."""
+
+    def moved(recipe: Recipe) -> Recipe:
+        if isinstance(recipe, Laid):
+            return replace(recipe, boxes=tuple(replace(box, source=number) for box in recipe.boxes))
+        return recipe._replace(source=number) if isinstance(recipe, Stored) else recipe
+
+    return tuple(tensor._replace(recipe=moved(tensor.recipe)) for tensor in tensors)
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -129,29 +228,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     >>> strides_of((2, 3, 4))
     (12, 4, 1)
     """
-    strides = [1]
-    for length in reversed(shape[1:]):
-        strides.append(strides[-1] * length)
-    return tuple(reversed(strides[: len(shape)]))
-
-
-def with_axis_last(of: Recipe, shape: tuple[int, ...], item_bytes: int, axis: int, tile_bytes: int = 0) -> Laid:
-    """Return a tensor that is stored or laid, with one of its axes behind all others.
-
-    >>> with_axis_last(Stored(0, "f", 0, 24), (2, 3), 4, 0).shape
-    (3, 2)
-    """
-
-    def moved(values: Sequence[int]) -> tuple[int, ...]:
-        return (*values[:axis], *values[axis + 1 :], values[axis])
-
-    if isinstance(of, Stored):
-        of = Laid((Box(of.file, of.start_byte, (0,) * len(shape), shape, strides_of(shape), of.source),), shape, 1)
-    assert isinstance(of, Laid), of
-    boxes = (
-        replace(box, offsets=moved(box.offsets), shape=moved(box.shape), strides=moved(box.strides)) for box in of.boxes
-    )
-    return Laid(tuple(boxes), moved(shape), item_bytes, tile_bytes)
+    return tuple(prod(shape[axis:]) for axis in range(1, len(shape) + 1))
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -160,46 +237,9 @@ def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return all(stride == expected for length, stride, expected in steps if length > 1)
 
 
-def _tiles(shape: tuple[int, ...], item_bytes: int, tile_bytes: int) -> Iterator[_Tile]:
-    """Yield the tiles of a tensor, each of at most `tile_bytes`.
-
-    A tile has whole inner dimensions, a part of one dimension, and one index of each outer dimension.
-
-    >>> list(_tiles((2, 3), 8, 16))
-    [((0, 0), (1, 2)), ((0, 2), (1, 1)), ((1, 0), (1, 2)), ((1, 2), (1, 1))]
-    """
-    most, cut, inner = max(1, tile_bytes // item_bytes), len(shape), 1
-    while cut and inner * shape[cut - 1] <= most:
-        cut -= 1
-        inner *= shape[cut]
-    if not cut:
-        yield (0,) * len(shape), shape
-        return
-    length, rows = shape[cut - 1], most // inner
-    for outer in range(prod(shape[: cut - 1])):
-        offsets = [0] * len(shape)
-        for axis in reversed(range(cut - 1)):
-            outer, offsets[axis] = divmod(outer, shape[axis])
-        for start in range(0, length, rows):
-            offsets[cut - 1] = start
-            yield tuple(offsets), (1,) * (cut - 1) + (min(rows, length - start),) + shape[cut:]
-
-
-def _cuts(
-    box: Box, item_bytes: int, at: tuple[int, ...], shape: tuple[int, ...], first: int
-) -> Iterator[tuple[tuple[slice, ...], int, int]]:
-    """Yield a part of a box in spans of its file: its place in the tile, its first element, and the span's elements."""
-    lengths = [(length - 1) * stride for length, stride in zip(shape, box.strides, strict=True)]
-    count = sum(lengths) + 1
-    if count * item_bytes <= GATHERED_SPAN_BYTES:
-        yield tuple(slice(start, start + length) for start, length in zip(at, shape, strict=True)), first, count
-        return
-    axis = lengths.index(max(lengths))
-    half = shape[axis] // 2
-    for begin, end in ((0, half), (half, shape[axis])):
-        start = (*at[:axis], at[axis] + begin, *at[axis + 1 :])
-        part = (*shape[:axis], end - begin, *shape[axis + 1 :])
-        yield from _cuts(box, item_bytes, start, part, first + begin * box.strides[axis])
+def _with(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    at = axis % len(values)
+    return (*values[:at], value, *values[at + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +251,6 @@ class Rows(Recipe):
     places: tuple[int, ...]
     row_bytes: int
     kind: Literal["rows"] = "rows"
-
-    @override
-    def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        return of_merge(name, infinite)
 
     @override
     def reads(self) -> Iterator[Extent]:

@@ -69,24 +69,6 @@ _TYPICAL = 2.0**-3
 """Part of the mean number of a row. A row whose usual spread is small there has few numbers to warn of."""
 
 
-def spread_of(rank: int, scale: float) -> float:
-    """Return the factor of the sum of all absolute products within which every order of summation stays.
-
-    Each of the `rank` sums is rounded to float32. Two results differ by at most twice the bound of one (N. Higham,
-    Accuracy and Stability of Numerical Algorithms, section 3.1).
-    """
-    return float(rank * 2**-23 * abs(scale))
-
-
-def usual_spread_of(rank: int, scale: float) -> float:
-    """Return the same for the orders that libraries use.
-
-    Roundings mostly cancel, so the bound grows with the root of the rank (N. Higham and T. Mary, A new approach to
-    probabilistic rounding error analysis, 2019).
-    """
-    return spread_of(rank, scale) / math.sqrt(rank)
-
-
 def last_place(numbers: Any, dtype: str) -> Any:
     """Return the unit in the last place of `dtype` at each of `numbers`, which are not negative."""
     fraction, least = _FORMATS[dtype]
@@ -100,32 +82,38 @@ def _is_unsure(spread: Any, largest: Any, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """By how much the change `b @ a * scale` of some rows may differ in another order of summation."""
+    """By how much the change `left @ right * scale` of some rows may differ in another order of summation."""
 
-    a: Any
-    b: Any
+    left: Any
+    right: Any
     scale: float
-    transposed: bool = False
 
-    def numbers(self, factor: Callable[[int, float], float] = spread_of) -> Any:
-        """Return it for each number. That takes as long as the change itself."""
+    def _factor(self, is_usual: bool) -> float:
+        """Return the factor of the sum of all absolute products within which every order of summation stays.
+
+        Each sum has as many terms as the rank, and is rounded to float32. Two results differ by at most twice the bound
+        of one (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). In the usual orders, those of
+        libraries, roundings mostly cancel, so the bound grows with the root of the rank (N. Higham and T. Mary, A new
+        approach to probabilistic rounding error analysis, 2019).
+        """
+        rank = len(self.right)
+        return float(rank * 2**-23 * abs(self.scale)) / (math.sqrt(rank) if is_usual else 1)
+
+    def numbers(self, *, is_usual: bool = False) -> Any:
+        """Return it for each number, in any order or in a usual one. That takes as long as the change itself."""
         with np.errstate(all="ignore"):
-            sums = product(np.abs(self.b), np.abs(self.a))
-            return (sums.T if self.transposed else sums) * factor(len(self.a), self.scale)
+            return product(np.abs(self.left), np.abs(self.right)) * self._factor(is_usual)
 
     def is_unsure(self, weight: Any, change: Any, dtype: str) -> bool:
         """Return whether many numbers of a row depend so much on the order of summation that nobody can judge them."""
         with np.errstate(all="ignore"):
-            if self.transposed:
-                reach = np.abs(self.a).T @ np.max(np.abs(self.b), axis=0, initial=0)
-            else:
-                reach = np.abs(self.b) @ np.max(np.abs(self.a), axis=1, initial=0)
-            reach = reach[:, None] * usual_spread_of(len(self.a), self.scale)
+            reach = np.abs(self.left) @ np.max(np.abs(self.right), axis=1, initial=0)
+            reach = reach[:, None] * self._factor(is_usual=True)
             # `reach` is at least the spread of each number. With a few numbers of each row, most weights are done here.
             step = max(1, weight.shape[1] // _SAMPLED)
             sample = np.maximum(np.abs(weight[:, ::step]), np.abs(change[:, ::step]))
             if not np.any(_is_unsure(reach, np.mean(sample, axis=1, keepdims=True) * _TYPICAL, dtype)):
                 return False
             largest = np.maximum(np.abs(weight), np.abs(change))
-            unsure = _is_unsure(self.numbers(usual_spread_of), largest, dtype)
+            unsure = _is_unsure(self.numbers(is_usual=True), largest, dtype)
             return bool(np.any(np.mean(unsure, axis=1) > _MANY))

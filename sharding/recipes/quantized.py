@@ -54,10 +54,9 @@ class Codes:
 
     def numbers(self, data: bytes | memoryview, rows: int, table: Any = None) -> Any:
         """Return the numbers in `rows` rows of codes or words, as float32 of shape (rows · tall, columns)."""
-        if self.kind in CASTABLE or self.kind == "F8_E8M0":
+        if self.kind in CASTABLE:
             return numbers(data, self.kind).astype(np.float32).reshape(rows, -1)
-        table = _table(self.kind) if table is None else table
-        found = table.take(np.frombuffer(data, np.uint8), axis=0)
+        found = (_table(self.kind) if table is None else table).take(np.frombuffer(data, np.uint8), axis=0)
         if self.order:
             found = found.reshape(-1, len(self.order))[:, self.order]
         if not self.down:
@@ -137,8 +136,8 @@ class Scaled(Recipe):
         """Yield the numbers as float32, as many at a time as fit into a processor's cache."""
         source, codes = made_by(self.of, inputs, kept), self.codes
         rows, columns = (1, 1, *self.shape)[-2:]
-        # Integers are so small that this is exact.
-        table = _table(codes.kind, _floats(self.map, kept) if self.map else None) - np.float32(self.zero)
+        table = _spread(_floats(self.map, kept), codes.bits) if self.map else _table(codes.kind)
+        table = table - np.float32(self.zero)  # integers are so small that this is exact
         scales = _Factors(self, self.scales, kept)
         zeros = _Factors(self, self.zeros, kept) if self.zeros else None
         height, at_a_time, row = self.scales.block[0], PIECE_ELEMENTS // columns if columns else 0, 0
@@ -270,24 +269,20 @@ def _index(recipe: Recipe | None, kept: Kept, columns: int, width: int, block: i
 
 
 @cache
-def _fixed(kind: str) -> Any:
+def _table(kind: str) -> Any:
     """Return the float32 of each code of a kind, as a row for each byte."""
-    byte = np.arange(256)
+    codes, bits = np.arange(256), _BITS.get(kind, 8)
     if kind.startswith("U"):
-        return _spread(np.roll(np.arange(1 << _BITS[kind]), -kind.count("+")), _BITS[kind])
-    if kind in ("E2M1", "2·E2M1"):
-        return _spread(np.array(_FP4, np.float32) * (2 if "2·" in kind else 1), 4)
-    if kind in ("2^", "2^/2"):
-        with np.errstate(all="ignore"):
-            return np.ldexp(np.float32(1), byte - (128 if "/" in kind else 127)).astype(np.float32).reshape(256, 1)
-    return numbers(bytes(range(256)), kind).astype(np.float32).reshape(256, 1)
-
-
-def _table(kind: str, of: Any = None) -> Any:
-    return _fixed(kind) if of is None else _spread(of, _BITS[kind])
+        return _spread(np.roll(codes[: 1 << bits], -kind.count("+")), bits)
+    if "E2M1" in kind:
+        return _spread(np.array(_FP4) * (2 if "2·" in kind else 1), bits)
+    if "^" in kind:
+        return _spread(np.ldexp(1.0, codes - (128 if "/" in kind else 127)), bits)
+    return _spread(numbers(bytes(range(256)), kind), bits)
 
 
 def _spread(of: Any, bits: int) -> Any:
     """Return for each byte the numbers of its codes of so many bits, the lowest bits first."""
-    shifts = np.arange(0, 8, bits)
-    return np.asarray(of, np.float32)[np.arange(256)[:, None] >> shifts & (1 << bits) - 1]
+    with np.errstate(all="ignore"):  # not every power is a float32
+        table = np.asarray(of).astype(np.float32)
+    return table[np.arange(256)[:, None] >> np.arange(0, 8, bits) & (1 << bits) - 1]

@@ -51,11 +51,7 @@ class Stored(Extent, Recipe):
 
 def made_by(recipe: Recipe, inputs: Feed, kept: Kept) -> Feed:
     """Return the bytes that `recipe` makes of `inputs`. For a recipe that takes them as they are, that is `inputs`."""
-    if isinstance(recipe, Stored):
-        return inputs
-    feed = Feed(recipe.make(inputs, kept))
-    feed.unchanged = True
-    return feed
+    return inputs if isinstance(recipe, Stored) else Feed(recipe.make(inputs, kept))
 
 
 def place_of(tensor: Tensor) -> Stored:

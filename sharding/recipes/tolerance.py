@@ -8,8 +8,7 @@ from typing_extensions import override
 
 from sharding.core.dtypes import BY_NAME
 from sharding.core.recipe import Chunk, Feed, Kept, Recipe
-from sharding.recipes.cast import np
-from sharding.recipes.dora import Dora
+from sharding.recipes.cast import np, uncast
 from sharding.recipes.low_rank import LowRank, Term
 from sharding.recipes.product import MOST_UNITS, last_place
 
@@ -23,7 +22,7 @@ class Tolerance(Recipe):
     Up to the first, another order of summation explains it. Beyond the second, nothing does. Between both, nobody can
     tell. Both are the sum of
 
-    - what the order of summation can change in this number (`product.spread_of`), for the first only up to a few units,
+    - what the order of summation can change in this number (`Spread.numbers`), for the first only up to a few units,
     - one unit in the last place of the weight's dtype for each time that PEFT rounds to it,
     - for a DoRA, `_OF_LENGTHS` units of float32 for the norm, the quotient and the product,
     - one unit in the last place of `dtype`, if the weight is cast.
@@ -33,7 +32,7 @@ class Tolerance(Recipe):
     its column if the weight is stored transposed.
     """
 
-    of: LowRank | Dora
+    of: LowRank
     dtype: str
     kind: Literal["tolerance"] = "tolerance"
 
@@ -56,14 +55,14 @@ class Tolerance(Recipe):
     def _allowed(self, term: Term) -> Iterator[Any]:
         merged = self.of
         largest = np.maximum(np.abs(term.weight), np.abs(term.change))
-        total, factor = term.weight + term.change, np.abs(term.factor)
+        total, factor = term.weight + term.change, np.float32(1) if term.factor is None else np.abs(term.factor)
         spread = term.spread.numbers() if term.spread else np.zeros_like(largest)
-        if isinstance(merged, Dora):
-            spread = spread + np.abs(total) * _of_length(spread, total, axis=0 if merged.update.transposed else 1)
+        if merged.magnitude:
+            spread = spread + np.abs(total) * _of_length(spread, total, axis=0 if merged.updates[0].transposed else 1)
         spread, largest = factor * spread, factor * largest
         # The sum may need a larger unit than both. If it is smaller, its own unit says nothing.
         rounding = _roundings(merged) * last_place(np.maximum(largest, factor * np.abs(total)), merged.dtype)
-        if isinstance(merged, Dora):
+        if merged.magnitude:
             rounding += _OF_LENGTHS * last_place(largest, "F32")
         coarser = max(self.dtype, merged.dtype, key=lambda dtype: last_place(np.float64(1), dtype))
         sure = MOST_UNITS * last_place(largest, coarser)
@@ -78,13 +77,19 @@ class Tolerance(Recipe):
         return f"tolerance of {self.of.words(shape)}"
 
 
+def tolerance_of(recipe: Recipe, dtype: str) -> Tolerance | None:
+    """Return how far the numbers of `recipe`, as `dtype`, may be from those of another machine. None: not at all."""
+    merged = uncast(recipe)
+    return Tolerance(merged, dtype) if isinstance(merged, LowRank) else None
+
+
 def _of_length(spread: Any, total: Any, axis: int) -> Any:
     """Return by which part of itself the length of each row (or column) of `total` may differ."""
     part = np.linalg.norm(spread, axis=axis, keepdims=True) / np.linalg.norm(total, axis=axis, keepdims=True)
     return np.where(part < 1, part / (1 - part), np.inf)
 
 
-def _roundings(recipe: LowRank | Dora) -> int:
+def _roundings(recipe: LowRank) -> int:
     """Return how many roundings a number goes through that another order of summation can turn."""
-    own = 2 if isinstance(recipe, LowRank) and recipe.rounds_twice else 1
-    return own + (2 * _roundings(recipe.of) if isinstance(recipe.of, LowRank | Dora) else 0)
+    own = 2 if recipe.rounds_twice else 1
+    return own + (2 * _roundings(recipe.of) if isinstance(recipe.of, LowRank) else 0)

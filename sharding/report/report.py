@@ -1,4 +1,4 @@
-"""Sum up a job as the values that become JSON: report, digests, events. Read digests and events again. Pure."""
+"""Sum up a job as the values that become JSON: report, digests, events. Read digests and events again."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,8 +11,10 @@ from sharding import __version__
 from sharding.core.bounds import Count, Sha256
 from sharding.core.errors import Remedy, SourceError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.meter import Meter
 from sharding.core.options import SINGLE_FILE, Engine, Options, Order, naming
 from sharding.core.origin import Place
+from sharding.core.protocols import Destination
 from sharding.core.values import Content, Finding, Plan, ShardRecord, TensorDigest
 from sharding.core.verification import Verification
 from sharding.formats.file_formats import format_of
@@ -26,7 +28,7 @@ from sharding.recipes.stored import are_stored
 from sharding.report import schema
 from sharding.report.comparison import ComparisonSummary, summarize_comparison
 from sharding.report.schema import Inspection, Json, PlannedShard, PlanSummary, Report, Resources, WrittenShard
-from sharding.transfer.stream import expected_digests
+from sharding.transfer.stream import Prepared, expected_digests
 
 
 def summarize_source(checkpoint: Content) -> Inspection:
@@ -43,29 +45,20 @@ def inspection_json(checkpoint: Content) -> Json:
 
 def _models(checkpoint: Content) -> list[Json]:
     models = {component.folder: component for component in checkpoint.components if component.gguf}
-    tensors = by_folder(checkpoint.tensors, models)
-    files = {
-        name: [file for file in checkpoint.weight_files if (parts_of(file.path) or ("",))[0] == name]
-        for name in (component.stem for component in models.values())
-    }
-    return [
-        {
-            "name": one.stem,
-            "variant": one.variant,
-            "files": [file.path for file in files[one.stem]],
-            "bytes": sum(file.bytes for file in files[one.stem]),
-            "tensors": len(tensors[folder]),
-            "dtypes": stored_dtypes(tensors[folder]),
-        }
-        for folder, one in models.items()
-    ]
+    documents = []
+    for folder, tensors in by_folder(checkpoint.tensors, models).items():
+        name = models[folder].stem
+        files = [file for file in checkpoint.weight_files if (parts_of(file.path) or ("",))[0] == name]
+        paths, size = [file.path for file in files], sum(file.bytes for file in files)
+        model = {"name": name, "variant": models[folder].variant, "files": paths, "bytes": size}
+        documents.append(model | {"tensors": len(tensors), "dtypes": stored_dtypes(tensors)})
+    return documents
 
 
 def summarize_plan(plan: Plan, findings: Iterable[Finding] = (), plan_id: str = "") -> PlanSummary:
     """Return which shard holds what. `findings` of the source come before its own. `plan_id` may be known already."""
-    same = ("made", "total_bytes", "total_parameters", "stages", "pipeline")
     return PlanSummary(
-        **{name: getattr(plan, name) for name in same},
+        **{name: getattr(plan, name) for name in ("made", "total_bytes", "total_parameters", "stages", "pipeline")},
         **{name: getattr(plan.options, name) for name in ("strategy", "order", "rank")},
         max_shard_bytes=plan.total_bytes if plan.options.is_single_file else plan.options.max_shard_bytes,
         asked=plan.options.deciding,
@@ -88,7 +81,6 @@ def make_report(
     *,
     destination: Place,
     engine: Engine,
-    overflowed: Mapping[str, int],
     comparison: Comparison | None,
     fleet: schema.FleetCost | None = None,
 ) -> Report:
@@ -108,11 +100,25 @@ def make_report(
         shards=tuple(WrittenShard(file=record.file, bytes=record.bytes, sha256=record.sha256) for record in written),
         files=(*side_files, *ours),
         verification=verification,
-        overflowed=overflowed,
+        overflowed={name: count for record in written for name, count in record.overflowed.items()},
         resources=resources,
         fleet=fleet,
         comparison=summarize_comparison(comparison) if comparison else None,
     )
+
+
+def resources_of(prepared: Prepared, target: Destination, meter: Meter, spent: Resources | None = None) -> Resources:
+    """Return what a job has used so far. `spent` is what the workers of a fleet used."""
+    here = Resources(
+        peak_anon_bytes=max(meter.peak_anon_bytes, prepared.peak_anon_bytes),
+        seconds=meter.seconds,
+        bytes_read=sum(source.bytes_read for source in prepared.sources),
+        read_requests=sum(source.requests for source in prepared.sources),
+        bytes_uploaded=target.bytes_uploaded,
+        bytes_deduplicated=target.bytes_deduplicated,
+        disk_bytes_written=target.disk_bytes_written + prepared.disk_bytes_written,
+    )
+    return replace(here + spent, seconds=here.seconds) if spent else here
 
 
 def decided_by(report: Report) -> tuple[str, Options]:

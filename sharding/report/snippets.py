@@ -166,12 +166,9 @@ def writes(architecture: str | None) -> bool:
 
 def pipeline_snippets(report: Report, place: str) -> Mapping[str, str]:
     """Return the script and the commands that run the model at `place` as a pipeline. Empty if it is cut otherwise."""
-    if cut := report.plan.pipeline:
-        return {
-            "pipeline.py": _script(report, cut, place),
-            "on each machine": _commands(report, len(cut.layers), place),
-        }
-    return {}
+    if not (cut := report.plan.pipeline):
+        return {}
+    return {"pipeline.py": _script(report, cut, place), "on each machine": _commands(report, len(cut.layers), place)}
 
 
 def _script(report: Report, cut: PipelineCut, place: str) -> str:

@@ -7,9 +7,11 @@ checkpoint come last: its index, or the index of a pipeline.
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
+from stat import S_ISREG
 
 from typing_extensions import override
 
@@ -20,11 +22,10 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Destination, Discarded, Inputs, LentDestination
 from sharding.core.text import format_bytes, name_some, printable
 from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob, folder_of, folders_around
-from sharding.formats.names import ENTRANCES, REPORT_NAME, WRITTEN, is_index, is_weights, refuse_clashes, rivals
+from sharding.formats.names import ENTRANCES, REPORT_NAME, WRITTEN, is_weights, refuse_clashes, rivals
 from sharding.storage.folder_names import (
     by_removal,
     forget_names,
-    is_inside,
     leads_inside,
     refuse_overlap,
     remove,
@@ -43,7 +44,7 @@ from sharding.storage.folder_writing import (
     write_synced,
 )
 from sharding.storage.journal import Journal
-from sharding.storage.records import parse_record, whole
+from sharding.storage.records import parse_line, whole
 
 _BESIDE = "sharding_file{}.part"  # The names of the files beside the shards until they are published.
 
@@ -74,7 +75,21 @@ class FolderDestination(FolderSink, Destination):
     @override
     def check(self, source: Place) -> None:
         with explained(self._folder):
-            self._refuse_foreign(source)
+            if not self._folder.exists():
+                return
+            if not self._folder.is_dir():
+                message = f"{self._folder} is a file, not a folder."
+                raise DestinationError(message, "Name a folder. It need not exist yet.")
+            earlier = report_in(self._folder)
+            self._earlier = list(earlier.files) if earlier else []
+            if self._overwrite:
+                return
+            if earlier and earlier.source != source.words:
+                raise ReplaceRefused(f"The folder {self._folder}", earlier.source, source.words)
+            if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
+                message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
+                hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
+                raise DestinationError(message, hint, Remedy("overwrite"))
 
     @override
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
@@ -82,10 +97,10 @@ class FolderDestination(FolderSink, Destination):
             return {}
         with explained(self._folder), suppress(FileNotFoundError):  # until it is locked, another job may publish it
             paths = self._staging.glob(record_path(Path(), "*", plan_id).name.replace("%2A", "*"))
-            records = [parse_record(path.read_bytes()) for path in paths]
+            records = [parse_line(ShardRecord, path.read_bytes()) for path in paths]
             by_file = {record.file: record for record in records if record}
             if len(by_file) == len(records):  # else one is damaged, and may have said what was read for all
-                return whole(by_file, lambda record: self._size(record.file) == record.bytes)
+                return whole(by_file, lambda record: _size_now(self._place(record.file)) == record.bytes)
         return {}
 
     @override
@@ -158,9 +173,7 @@ class FolderDestination(FolderSink, Destination):
         ours, beside = [*records, *written], [file for file in contents if file not in written]
         with explained(self._folder):
             self._journal.lease.refuse_lost()
-            places = [self._inside(path) for path in (*contents, *records)]
             self._refuse_names(ours, beside)
-            folders = {folder for place in places for folder in place.parents if folder.is_relative_to(self._folder)}
             # First: if a file cannot be read, the job ends while an earlier result is still whole.
             parts = {path: self._staging / _BESIDE.format(number) for number, path in enumerate(contents)}
             self.disk_bytes_written += sum(write_synced(part, contents[path]) for path, part in parts.items())
@@ -168,20 +181,7 @@ class FolderDestination(FolderSink, Destination):
             self._refuse_names(ours, beside)  # again: reading may have taken long
             refuse_overlap(self._folder, str(self._folder), origin)  # again: the last moment before a file is removed
             self._remove_earlier({folder_of(shard) for shard in records})
-            # The report first, in place of the earlier one: at any time it names the files and folders to remove.
-            self._put(parts, REPORT_NAME.__eq__)
-            for folder in sorted(folders):
-                folder.mkdir(exist_ok=True)
-            self._put(parts, lambda path: not (is_index(path) or path in ENTRANCES))
-            sync_folders(folders)
-            first, *others = records
-            for shards in others, [first]:  # llama.cpp begins with the first one
-                for shard in shards:
-                    os.replace(self._place(shard), self._folder / shard)
-                sync_folders(folders)
-            for is_due in (is_index, ENTRANCES.__contains__):
-                self._put(parts, is_due)
-                sync_folders(folders)
+            self._show(parts | {shard: self._place(shard) for shard in records}, next(iter(records)))
             for part in self._parts():  # the records
                 part.unlink(missing_ok=True)
             self._journal.remove()
@@ -241,23 +241,6 @@ class FolderDestination(FolderSink, Destination):
                     f"container, start again after {LEASE_SECONDS:.0f} s.",
                 ) from error
 
-    def _refuse_foreign(self, source: Place) -> None:
-        if not self._folder.exists():
-            return
-        if not self._folder.is_dir():
-            raise DestinationError(f"{self._folder} is a file, not a folder.", "Name a folder. It need not exist yet.")
-        earlier = report_in(self._folder)
-        self._earlier = [file for file in earlier.files if is_inside(file)] if earlier else []
-        if self._overwrite:
-            return
-        name = source.words
-        if earlier and earlier.source != name:
-            raise ReplaceRefused(f"The folder {self._folder}", earlier.source, name)
-        if not earlier and not self._staging.is_dir() and any(self._folder.iterdir()):
-            message = f"The folder {self._folder} is not empty, and this tool did not write its contents."
-            hint = "Choose another folder. Or add --overwrite to replace the checkpoint in it."
-            raise DestinationError(message, hint, Remedy("overwrite"))
-
     def _refuse_without_room(self, new_bytes: int, reclaimed_bytes: int) -> None:
         place = next(parent for parent in (self._folder, *self._folder.parents) if parent.exists())
         free = shutil.disk_usage(place).free + reclaimed_bytes
@@ -284,9 +267,8 @@ class FolderDestination(FolderSink, Destination):
                 "Move them away, then start the same job again. It goes on where it stopped. Or add --overwrite.",
                 Remedy("overwrite"),
             )
-        around = {folder for path in (*ours, *beside) for folder in folders_around(path) if folder}
-        there_now = [self._folder / folder for folder in sorted(around) if os.path.lexists(self._folder / folder)]
-        for place in (*there_now, *[self._folder] * self._folder.exists()):
+        around = {"", *(folder for path in (*ours, *beside) for folder in folders_around(path))}
+        for place in filter(os.path.lexists, map(self._folder.joinpath, sorted(around))):
             if not place.is_dir():
                 message = f"{place} is a file, but the copy has a folder with that name."
                 raise DestinationError(message, "Move the file away, then start the same job again.")
@@ -305,18 +287,25 @@ class FolderDestination(FolderSink, Destination):
         published = {file for file in self._finished if not part_path(self._folder, file).exists()}
         remove(self._folder, earlier - {REPORT_NAME, *published})
 
-    def _put(self, parts: dict[str, Path], is_due: Callable[[str], bool]) -> None:
-        """Give the staged files that are due their final names, and take them out of `parts`."""
-        for path in list(filter(is_due, parts)):
-            os.replace(parts.pop(path), self._folder / path)
+    def _show(self, places: Mapping[str, Path], first: str) -> None:
+        """Give files their final names: what shows the result is last, in the order opposite to that of `remove`."""
+
+        def rank(path: str) -> tuple[int, bool]:
+            return by_removal(path), path != first  # llama.cpp begins with the first one
+
+        # The report first, in place of the earlier one: at any time it names the files and folders to remove.
+        for _, kind in groupby(sorted(places, key=rank, reverse=True), rank):
+            folders = set[Path]()
+            for path in kind:
+                place = self._folder / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(places[path], place)
+                folders |= {folder for folder in place.parents if folder.is_relative_to(self._folder)}
+            sync_folders(folders)
 
     def _place(self, file: str) -> Path:
         part = part_path(self._folder, file)
         return part if part.exists() else self._folder / file
-
-    def _size(self, file: str) -> int | None:
-        place = self._place(file)
-        return place.stat().st_size if place.is_file() else None
 
     def _inside(self, path: str) -> Path:
         if not leads_inside(self._folder, path):
@@ -341,6 +330,7 @@ class FolderDestination(FolderSink, Destination):
 
 
 def _size_now(path: Path) -> int:
-    with suppress(FileNotFoundError):  # until the folder is locked, another job may publish it
-        return path.lstat().st_size
+    """Return the size of a file; 0 if it is none. Until the folder is locked, another job may publish it."""
+    with suppress(FileNotFoundError):
+        return stat.st_size if S_ISREG((stat := path.lstat()).st_mode) else 0
     return 0

@@ -20,11 +20,15 @@ _NOT_THE_NAME = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def refuse_overlap(folder: Path, name: str, inputs: Inputs) -> None:
-    """Raise DestinationError if `folder` lies inside the folder of one of `inputs`, or the other way round."""
+    """Raise DestinationError if `folder` is, holds or lies in the folder of one of `inputs`, or holds one's files."""
     for place, source in zip(inputs.places, inputs.sources, strict=True):
         if source.folder and (lies_in(folder, source.folder) or lies_in(source.folder, folder)):
             message = f"The destination {name} lies inside the {place.called}, or the {place.called} lies inside it."
             raise DestinationError(message, f"Choose a folder beside the {place.called}.")
+        for file in source.files:  # through a link
+            if (path := source.path(file.path)) and lies_in(path.resolve(), folder):
+                message = f"The {place.called}'s file {file.path} lies in the destination {name}."
+                raise DestinationError(message, "Choose another destination folder.")
 
 
 def lies_in(inner: Path, outer: Path) -> bool:
@@ -76,17 +80,11 @@ def report_in(folder: Path) -> Earlier | None:
         return None
 
 
-def is_inside(path: str) -> bool:
-    """Return whether `path`, which may come from anybody, names a place below its own folder."""
-    parts = PurePosixPath(path).parts
-    return bool(parts) and is_plain(path) and not {"\\", "\0"} & set(path)
-
-
 def leads_inside(folder: Path, path: str) -> bool:
-    """Return whether `path` lies inside `folder`, follows no link, and is not reserved."""
+    """Return whether `path`, which may come from anybody, lies inside `folder`, follows no link and is not reserved."""
     # A file that is a link gets replaced itself. A folder that is a link may lead to another folder of the result.
-    between = PurePosixPath(path).parents[:-1]
-    return is_inside(path) and not is_reserved(path) and not any(map(os.path.islink, map(folder.joinpath, between)))
+    is_below = is_plain(path) and not {"\\", "\0"} & set(path) and not is_reserved(path)
+    return is_below and not any(map(os.path.islink, map(folder.joinpath, PurePosixPath(path).parents[:-1])))
 
 
 def by_removal(path: str) -> int:

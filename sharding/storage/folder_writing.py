@@ -21,8 +21,8 @@ from sharding.core.protocols import ShardSink, ShardWriter
 from sharding.core.text import format_bytes
 from sharding.core.values import ShardRecord
 from sharding.formats.names import SAFETENSORS, STAGING_FOLDER
-from sharding.storage.journal import Journal
-from sharding.storage.records import line_of, parse_record
+from sharding.storage.journal import CANNOT, Journal
+from sharding.storage.records import line_of, parse_line
 
 FLUSH_BYTES = 32 << 20
 """Unwritten bytes that start a write-back to the disk, so that the sync at the end of a shard is short."""
@@ -121,7 +121,7 @@ class FolderSink(ShardSink):
     @override
     def finished(self, file: str) -> ShardRecord | None:
         with suppress(OSError):
-            record = parse_record(record_path(self._folder, file, self._plan_id).read_bytes())
+            record = parse_line(ShardRecord, record_path(self._folder, file, self._plan_id).read_bytes())
             if record and part_path(self._folder, file).stat().st_size == record.bytes:
                 return record
         return None
@@ -185,10 +185,6 @@ def _below(most: int) -> str:
     return format_bytes(int(digits[0]) * 10 ** (len(digits) - 1)).replace(".0", "").replace(" ", "")
 
 
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""Answers of a disk that has no such operation, such as CIFS and vboxsf to the sync of a folder."""
-
-
 def sync_folders(folders: Iterable[Path]) -> None:
     """Write the file names in `folders` to the disk for good, where a disk has a way to do that."""
     for folder in sorted(folders):
@@ -196,7 +192,7 @@ def sync_folders(folders: Iterable[Path]) -> None:
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno not in _CANNOT:
+            if error.errno not in CANNOT:
                 raise
         finally:
             os.close(descriptor)

@@ -15,7 +15,7 @@ import psutil
 from sharding.core.limits import LEASE_SECONDS
 from sharding.core.text import shown_name
 from sharding.core.values import StagedJob
-from sharding.storage.records import line_of, parse_job
+from sharding.storage.records import line_of, parse_line
 
 LEASE_NAME = "sharding_lease.part"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -137,8 +137,10 @@ def _here() -> list[str]:
 
 
 JOURNAL_NAME = "sharding_journal.part"
-_CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)  # The answers of a disk that has no such operation.
-_NO_LOCKS = (*_CANNOT, errno.ENOLCK, errno.EBADF)  # The last is that of NFS without a server for locks.
+CANNOT = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""The answers of a disk that has no such operation, such as those of CIFS and vboxsf to the sync of a folder."""
+
+_NO_LOCKS = (*CANNOT, errno.ENOLCK, errno.EBADF)  # The last is that of NFS without a server for locks.
 
 
 class Journal:
@@ -163,7 +165,7 @@ class Journal:
     def job(self) -> StagedJob | None:
         """Return the job that the journal names, None if there is none."""
         with suppress(FileNotFoundError):
-            return parse_job(self.path.read_bytes())
+            return parse_line(StagedJob, self.path.read_bytes())
         return None
 
     def lock(self) -> None:
@@ -190,7 +192,7 @@ class Journal:
             # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
             return open(self.path, "ab", buffering=0)
         except OSError as error:
-            if error.errno not in (errno.EPERM, *_CANNOT) or not self.path.exists():
+            if error.errno not in (errno.EPERM, *CANNOT) or not self.path.exists():
                 raise
             return open(self.path, "rb", buffering=0)
 

@@ -17,7 +17,7 @@ from sharding.core.values import FileEntry
 from sharding.formats.names import CARD_NAME, CONFIG_NAME, is_duplicate, is_training_state, is_weights
 from sharding.formats.peft_config import ADAPTER_NAME
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_names import lies_in, refuse_overlap
+from sharding.storage.folder_names import refuse_overlap
 from sharding.storage.folder_source import open_folder
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.destination import HubDestination
@@ -58,17 +58,41 @@ def _refuse_base(text: str, base: str, source: Source) -> None:
         raise UsageError(message, hint, Remedy("leave_base_out"))
 
 
-def open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:
-    """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`. Changes nothing."""
+def open_job(request: Request, hub: Hub) -> tuple[Inputs, Destination]:
+    """Return what `request` reads, and its destination, which takes a copy of that. Changes nothing.
+
+    Raises UsageError, SourceError, and DestinationError, for example if a public copy would show what is hidden.
+    """
+    if request.options.rank is not None and not is_folder(request.destination):
+        message = "The part of one rank is not a complete model, so it cannot be a repo."
+        raise UsageError(message, "Name a folder, such as ./part.")
+    if request.proof == "stated" and is_folder(request.destination):
+        hint = "Have the folder read again, as usual, or write to a repo of a Hub."
+        raise UsageError("A folder states no hashes, so nothing can be compared with them.", hint)
+    origin, private = open_inputs(request.inputs, hub), request.private
+    if origin.is_private and private is False and not request.confirmed:
+        named = zip(request.inputs.values(), origin.sources, strict=True)
+        hidden = next(name for name, source in named if source.is_private)
+        message = f"{hidden} is private or gated, or its Hub does not say. A public copy would show it to everybody."
+        hint = "Make the copy private. To do so, leave out --public. Or add --yes if its terms allow a public copy."
+        raise DestinationError(message, hint, Remedy("make_private"))
+    if private is None:  # as the source, so that a job never makes public what was not
+        is_hidden = None if request.confirmed or origin.is_private is None else True
+        private = False if origin.is_private is False else is_hidden
+    target = _open_destination(request, hub, origin, private)
+    try:
+        target.check(origin.ref)
+    except BaseException:
+        target.close()
+        raise
+    return origin, target
+
+
+def _open_destination(request: Request, hub: Hub, inputs: Inputs, private: bool | None) -> Destination:
+    """Return the destination of `request`, which may not be, hold or lie in one of its `inputs`."""
     text = request.destination
     if is_folder(text):
-        folder = _folder_at(text)
-        refuse_overlap(folder, text, inputs)
-        for place, source in zip(inputs.places, inputs.sources, strict=True):
-            for file in source.files:  # through a link
-                if (path := source.path(file.path)) and lies_in(path.resolve(), folder):
-                    message = f"The {place.called}'s file {file.path} lies in the destination {text}."
-                    raise DestinationError(message, "Choose another destination folder.")
+        refuse_overlap(_folder_at(text), text, inputs)
     may = {"overwrite": request.overwrite, "restart": request.restart}
     target = find_destination(text, hub, source=inputs, private=private, is_shared=bool(request.workers), **may)
     if same := next((place for place in inputs.places if place.is_same(target.ref)), None):
@@ -90,8 +114,7 @@ def find_destination(
     """Return the destination that `text` names, for a copy of `source` if that is known. Changes nothing."""
     _refuse_gguf(text)
     if is_folder(text):
-        folder = _folder_at(text)
-        return FolderDestination(folder, overwrite=overwrite, restart=restart, is_shared=is_shared)
+        return FolderDestination(_folder_at(text), overwrite=overwrite, restart=restart, is_shared=is_shared)
     name = new_repo_id(text, hub.endpoint)
     return HubDestination(hub, name, source=source, private=private, overwrite=overwrite, restart=restart)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -10,44 +11,33 @@ from sharding.core.errors import UsageError
 from sharding.core.origin import Place
 from sharding.core.values import ShardRecord, StagedJob
 
-_JOB = TypeAdapter(StagedJob)
-_RECORD = TypeAdapter(ShardRecord)
+_T = TypeVar("_T")
 
 
-def line_of(value: StagedJob | ShardRecord) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A record on a staging branch, with the ids of its job and plan."""
+
+    job: str
+    plan: str
+    record: ShardRecord
+
+
+_LINES: dict[Any, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (StagedJob, ShardRecord, Noted)}
+
+
+def line_of(value: StagedJob | ShardRecord | Noted) -> bytes:
     """Return a job or a record as one line of JSON."""
     return json.dumps(asdict(value)).encode()
 
 
-def parse_job(text: bytes) -> StagedJob | None:
-    """Return the job that `line_of` wrote. None for any other text: a kill may have cut it short."""
+def parse_line(kind: type[_T], text: bytes) -> _T | None:
+    """Return the job or record that `line_of` wrote. None for any other text: a kill may have cut it short."""
     try:
-        return _JOB.validate_json(text)
+        value: _T = _LINES[kind].validate_json(text)
     except (ValidationError, UsageError):
         return None
-
-
-def parse_record(text: bytes) -> ShardRecord | None:
-    """Return the record that `line_of` wrote, None for any other text."""
-    try:
-        return _RECORD.validate_json(text)
-    except ValidationError:
-        return None
-
-
-def staged_line(record: ShardRecord, job: StagedJob) -> bytes:
-    """Return `record` as one line of JSON, with the ids of its job and plan."""
-    return json.dumps({"job": job.id, "plan": job.plan_id, "record": asdict(record)}).encode()
-
-
-def parse_staged(text: bytes, job: StagedJob) -> ShardRecord | None:
-    """Return the record that `staged_line` wrote for this same `job`, None for any other text."""
-    try:
-        document = json.loads(text)
-        is_own = (document["job"], document["plan"]) == (job.id, job.plan_id)
-        return _RECORD.validate_python(document["record"]) if is_own else None
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return None
+    return value
 
 
 def whole(records: Mapping[str, ShardRecord], is_there: Callable[[ShardRecord], bool]) -> dict[str, ShardRecord]:

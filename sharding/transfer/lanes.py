@@ -5,15 +5,22 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Generic, TypeVar
 
 from sharding.core.events import Phase, Progress
 from sharding.core.limits import PROGRESS_FILES, PROGRESS_SECONDS, THREADS
+from sharding.core.meter import Meter
+from sharding.core.protocols import Destination
 from sharding.core.threads import Threads
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.guard import waiting_seconds
 
 _T = TypeVar("_T")
+_Event = TypeVar("_Event")
+_Change = TypeVar("_Change")
 _SAMPLES = 50  # With `PROGRESS_SECONDS` between two, the rate covers the last five seconds or more.
 
 
@@ -43,18 +50,52 @@ class Pace:
 def progress_of_part(work: Generator[Progress, None, _T], before: int, total: int) -> Generator[Progress, None, _T]:
     """Yield the progress of `work` as part of a phase of `total` bytes, `before` done; return what it returns."""
     passed = last = 0
-    while True:
-        try:
-            progress = next(work)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
+
+    def as_part(progress: Progress) -> Progress:
+        nonlocal passed, last
         if progress.bytes_done < last:  # a count that restarts is the next part of the work
             passed += last
         last = progress.bytes_done
         done = min(before + passed + last, total)
         left = (total - done) / progress.bytes_per_second if progress.bytes_per_second else None
-        yield replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
+        return replace(progress, bytes_done=done, bytes_total=total, seconds_left=left)
+
+    return relayed(work, as_part)
+
+
+def measured(
+    work: Generator[_Event, None, _T], target: Destination, meter: Meter, hub: Hub
+) -> Generator[_Event | Progress, None, _T]:
+    """Yield the events of `work`, and add to its progress what the job costs so far. Return what it returns."""
+
+    def with_costs(event: _Event) -> _Event | Progress:
+        if not isinstance(event, Progress):
+            return event
+        return replace(
+            event,
+            anon_bytes=meter.anon_bytes,
+            waiting_seconds=waiting_seconds(hub.endpoint),
+            bytes_uploaded=event.bytes_uploaded + target.bytes_uploaded,
+            bytes_deduplicated=event.bytes_deduplicated + target.bytes_deduplicated,
+        )
+
+    return relayed(work, with_costs)
+
+
+def relayed(work: Generator[_Event, None, _T], change: Callable[[_Event], _Change]) -> Generator[_Change, None, _T]:
+    """Yield what `change` makes of each event of `work`. Return what `work` returns. What is thrown goes to `work`."""
+    go_on = partial(next, work)
+    while True:
+        try:
+            event = go_on()
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        try:
+            yield change(event)
+            go_on = partial(next, work)
+        except BaseException as error:
+            go_on = partial(work.throw, error)
 
 
 LAST_SECONDS = 2.0  # Longest time that a job which ends early waits for its threads. A disk or a Hub may hang.
@@ -83,17 +124,13 @@ class Lanes:
         self._is_stopped = False
 
     def count(self, size: int, file: str = "") -> None:
-        """Count `size` more bytes of `file`. Ends the task if nobody waits for it any more."""
-        self._go_on()
+        """Count `size` more bytes of `file`, and `go_on`."""
+        self.go_on()
         with self._lock:
             self._uncounted += size
             self._file = file
             if file:
                 self._files[file] = self._files.get(file, 0) + size
-
-    def result(self, pool: Threads, future: Future[_T]) -> _T:
-        """Return the result of a `future` in `pool`. Ends the task if nobody waits for it any more."""
-        return pool.result(future, self._go_on)
 
     def run(
         self, tasks: Iterable[Callable[[], _T]], on_stop: Callable[[], None] | None = None
@@ -129,14 +166,15 @@ class Lanes:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _unless_stopped(self, task: Callable[[], _T]) -> _T:
-        self._go_on()
+        self.go_on()
         try:
             return task()
         except BaseException:
             self._is_stopped = True
             raise
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
+        """End the task if nobody waits for it any more."""
         if self._is_stopped:
             raise CancelledError
 

@@ -13,9 +13,11 @@ from threading import Lock
 
 from sharding.core.limits import FETCHES_AT_ONCE, THREADS
 from sharding.core.protocols import Source
-from sharding.core.recipe import Chunk, Extent, Feed
+from sharding.core.recipe import Extent, Feed
 from sharding.core.threads import Threads
 from sharding.core.values import Shard, Tensor
+from sharding.recipes.cast import extra_bytes
+from sharding.recipes.stored import made_by
 from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
@@ -131,11 +133,11 @@ class Making:
         self._asking = Threads(self._ranges_at_once, thread_name_prefix="range")
         self._fetching = Threads(fetches_at_once, thread_name_prefix="fetch")
 
-    def made(self, shard: Shard) -> Iterator[tuple[Tensor, Iterator[Chunk]]]:
+    def made(self, shard: Shard) -> Iterator[tuple[Tensor, Feed]]:
         """Yield the tensors of a shard, each with its bytes. Take all bytes of one first. Raises SourceError."""
         inputs = Feed(self._fetched(shard))
         for tensor in shard.tensors:
-            yield tensor, tensor.recipe.make(inputs, self._kept)
+            yield tensor, made_by(tensor.recipe, inputs, self._kept)
 
     def stop(self) -> None:
         """Stop all threads. A read that stalls ends with its time-out."""
@@ -144,8 +146,10 @@ class Making:
 
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
         """Yield the bytes that the recipes of a shard read, in the order of use."""
-        extents = (extent for tensor in shard.tensors for extent in tensor.recipe.reads())
-        batch_bytes = max(source.batch_bytes for source in self._sources) * _narrowing(shard)
+        extents = (extent for tensor in shard.tensors if tensor.bytes for extent in tensor.recipe.reads())
+        # Batches are larger by as much as a shard takes more bytes than it makes.
+        narrowing = 1 + sum(extra_bytes(tensor.recipe) for tensor in shard.tensors) // max(1, shard.bytes)
+        batch_bytes = max(source.batch_bytes for source in self._sources) * narrowing
         batches = read_batches(extents, batch_bytes, max(source.join_gap_bytes for source in self._sources))
         if not self._batches_ahead:
             for batch in batches:
@@ -161,7 +165,7 @@ class Making:
                 waiting = next(batches, None)
             batch, future = ahead.popleft()
             try:
-                yield from batch.used(self._lanes.result(self._fetching, future))
+                yield from batch.used(self._fetching.result(future, self._lanes.go_on))
             finally:  # because nobody asks for more after the last byte of a shard
                 del future
                 self._room.give_back(batch.fetched_bytes)
@@ -173,9 +177,3 @@ class Making:
     def _read(self, extent: Extent) -> bytes:
         chunks = list(self._sources[extent.source].read(extent.file, extent.start_byte, extent.end_byte))
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _narrowing(shard: Shard) -> int:
-    """Return how many bytes a shard takes for each that it makes, at least 1. Batches are larger by it."""
-    before = sum(tensor.recipe.extra_bytes for tensor in shard.tensors)
-    return 1 + before // max(1, shard.bytes)

@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from threading import Lock
-from typing import Generic, TypeVar
 
 from typing_extensions import override
 
@@ -13,8 +12,7 @@ from sharding.core.limits import JOIN_GAP_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent, Feed, Recipe
 from sharding.core.recipe import Kept as KeptInputs
-
-_T = TypeVar("_T")
+from sharding.recipes.stored import made_by
 
 PAGE_BYTES = 256 << 10
 """Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
@@ -24,16 +22,16 @@ PAGES_BYTES = 16 * PAGE_BYTES
 """Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""
 
 
-class Kept(Generic[_T]):
-    """A cache of values by key. It drops the least recently used first."""
+class Kept:
+    """A cache of bytes by key. It drops the least recently used first."""
 
     def __init__(self, most_bytes: int) -> None:
         """Keep at most `most_bytes`, or one value that is larger."""
         self._most_bytes = most_bytes
-        self._values: OrderedDict[Hashable, tuple[int, Future[_T]]] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[int, Future[bytes]]] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: Hashable, size: int, make: Callable[[], _T]) -> _T:
+    def get(self, key: Hashable, size: int, make: Callable[[], bytes]) -> bytes:
         """Return the value of `key`. If it is not there, `make` makes it, with `size` bytes. Raises as `make` does."""
         with self._lock:
             entry = self._values.get(key)
@@ -68,7 +66,7 @@ class Pages(KeptInputs):
                 regions[-1][1] = max(regions[-1][1], end)
             else:
                 regions.append([start, end])
-        self._kept: Kept[bytes] = Kept(PAGES_BYTES)
+        self._kept = Kept(PAGES_BYTES)
 
     @override
     def read(self, recipe: Recipe, start_byte: int, end_byte: int) -> bytes:
@@ -94,4 +92,4 @@ class Pages(KeptInputs):
     def _whole(self, recipe: Recipe) -> bytes:
         reads = (self._sources[source].read(file, start, end) for source, file, start, end in recipe.reads())
         inputs = Feed(chunk for chunks in reads for chunk in chunks)
-        return b"".join([bytes(chunk.data) for chunk in recipe.make(inputs, self)])  # each is in the place of the last
+        return bytes(made_by(recipe, inputs, self).take(recipe.size_bytes))

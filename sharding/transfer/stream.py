@@ -15,7 +15,7 @@ from sharding.core.errors import OverflowRefused, Remedy
 from sharding.core.events import Phase, Progress, ShardFinished
 from sharding.core.limits import BATCH_BYTES, THREADS
 from sharding.core.protocols import Destination, ShardSink, ShardWriter, Source
-from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, Piece, Plan, Shard, ShardRecord, TensorDigest
 from sharding.formats.file_formats import format_of
 from sharding.transfer.lanes import Done, Lanes
 from sharding.transfer.making import Making
@@ -52,22 +52,19 @@ Moving = Iterator[Progress | Done[ShardRecord]]
 
 
 class _Forgotten(ShardWriter):
-    """A shard that keeps only its SHA-256."""
+    """A shard that keeps only its SHA-256, or not even that."""
 
-    def __init__(self) -> None:
-        self._sha256 = hashlib.sha256()
+    def __init__(self, is_hashed: bool) -> None:
+        self._sha256, self._is_hashed = hashlib.sha256(), is_hashed
 
     @override
     def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
+        if self._is_hashed:
+            self._sha256.update(data)
 
     @override
     def finish(self) -> str:
         return self._sha256.hexdigest()
-
-    @override
-    def abort(self) -> None:
-        """Do nothing."""
 
 
 class _Nowhere(ShardSink):
@@ -76,27 +73,19 @@ class _Nowhere(ShardSink):
     shards_at_once = THREADS
     bytes_uploaded = bytes_deduplicated = 0
 
-    @override
-    def finished(self, file: str) -> None:
-        """Return None."""
+    def __init__(self, is_hashed: bool) -> None:
+        self._is_hashed = is_hashed
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        return _Forgotten()
-
-    @override
-    def note(self, record: ShardRecord) -> None:
-        """Do nothing."""
-
-    @override
-    def close(self) -> None:
-        """Do nothing."""
+        return _Forgotten(self._is_hashed)
 
     def lend(self) -> None:
         """Return None: another machine keeps nothing either."""
 
 
-NOWHERE = _Nowhere()
+NOWHERE, UNHASHED = _Nowhere(True), _Nowhere(False)
+"""The second gives no SHA-256 of shards, which takes most of the time of a reading."""
 Target = Destination | _Nowhere
 Move = Callable[[Phase, Sequence[Shard], PiecesOf, Sequence[Source], Target, bool], Moving]
 """What makes shards, and writes them to a target: `move_shards` on this machine, or a fleet."""
@@ -165,36 +154,34 @@ def move_shards(
         writer = sink.open_shard(shard.file)
         in_work.add(writer)
         output = _Output(writer, shard)
-        digests, overflowed, size = dict[str, str](), dict[str, int](), 0
+        digests, overflowed = dict[str, str](), dict[str, int]()
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
         take_turn(number, 0)
         for piece in pieces(shard):
             if isinstance(piece, bytes):
                 output.write(piece)
-                size += len(piece)
                 continue
-            tensor, chunks = next(made)
-            digest, infinite, same, odd = blake3(), 0, True, False
+            tensor, feed = next(made)
+            digest = blake3()
             # A shard that is only read may be a file of the source, put together from several files of the copy.
             file = shard.file if phase == "transfer" else tensor.file
-            for data, count, is_same, is_odd in chunks:
-                infinite += count
-                same, odd = same and is_same, odd or is_odd
-                if infinite and not may_overflow:
+            for data in feed.pieces(tensor.bytes):
+                if feed.overflowed and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
-                take_turn(number, size)
+                take_turn(number, output.bytes)
                 output.write(data)
-                size += len(data)
                 lanes.count(len(data), file)
-            if infinite and not may_overflow:
-                raise _refusal(tensor, infinite)
+            if feed.overflowed and not may_overflow:
+                message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, feed.overflowed)
+                hint += " Or add --allow-overflow, and the report counts them."
+                raise OverflowRefused(message, hint, Remedy("allow_overflow"))
             digests[tensor.name] = digest.hexdigest()
-            if infinite:
-                overflowed[tensor.name] = infinite
-            unchanged += [tensor.name] * bool(same and tensor.bytes)
-            unsure += [tensor.name] * odd
+            if feed.overflowed:
+                overflowed[tensor.name] = feed.overflowed
+            unchanged += [tensor.name] * bool(feed.unchanged and tensor.bytes)
+            unsure += [tensor.name] * feed.unsure
         output.flush()
         written[number].set()
         sha256 = writer.finish()
@@ -203,8 +190,8 @@ def move_shards(
             noted[before].wait()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())
-            told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, output.samples()
-            record = ShardRecord(shard.file, size, sha256, digests, *told)
+            told = reads, overflowed, tuple(unchanged), tuple(unsure), writer.xet_hash, tuple(output.samples)
+            record = ShardRecord(shard.file, output.bytes, sha256, digests, *told)
             sink.note(record)
         in_work.discard(writer)
         return record
@@ -233,17 +220,19 @@ class _Output:
     def __init__(self, writer: ShardWriter, shard: Shard) -> None:
         self._writer, self._file = writer, shard.file
         self._held = bytearray()
-        self._samples = [(start, end, blake3()) for start, end in shard.sampled]
-        self._written = 0
-
-    def samples(self) -> tuple[BytesRead, ...]:
-        return tuple(BytesRead(self._file, start, end, hash_.hexdigest()) for start, end, hash_ in self._samples)
+        self.samples = list[BytesRead]()
+        self._later, self._now = sorted(shard.sampled, reverse=True), list[tuple[int, int, Any]]()
+        self.bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        before, self._written = self._written, self._written + len(data)
-        for start, end, hash_ in self._samples:
-            if start < self._written and end > before:
-                hash_.update(memoryview(data)[max(start - before, 0) : end - before])
+        before, self.bytes = self.bytes, self.bytes + len(data)
+        while self._later and self._later[-1][0] < self.bytes:
+            self._now.append((*self._later.pop(), blake3()))
+        for start, end, hash_ in self._now:
+            hash_.update(memoryview(data)[max(start - before, 0) : end - before])
+            if end <= self.bytes:
+                self.samples.append(BytesRead(self._file, start, end, hash_.hexdigest()))
+        self._now = [one for one in self._now if one[1] > self.bytes]
         if len(data) >= BATCH_BYTES // 8:
             self.flush()
             self._writer.write(data)
@@ -256,10 +245,3 @@ class _Output:
         if self._held:
             self._writer.write(bytes(self._held))
             self._held.clear()
-
-
-def _refusal(tensor: Tensor, infinite: int) -> OverflowRefused:
-    message, hint = tensor.recipe.refusal(tensor.name, tensor.dtype, infinite)
-    return OverflowRefused(
-        message, f"{hint} Or add --allow-overflow, and the report counts them.", Remedy("allow_overflow")
-    )

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
@@ -12,11 +11,12 @@ from sharding.core.dtypes import BY_NAME
 from sharding.core.events import Progress
 from sharding.core.limits import COMPARED_BYTES, THREADS
 from sharding.core.protocols import Source
-from sharding.core.recipe import Chunk, Feed
+from sharding.core.recipe import Feed
 from sharding.core.text import count
 from sharding.core.values import Shard, Tensor
 from sharding.core.verification import NOT_FINITE, Difference, Mismatch
 from sharding.recipes.cast import numbers
+from sharding.recipes.tolerance import tolerance_of
 from sharding.transfer.lanes import Lanes, collected
 from sharding.transfer.making import Making, Room
 from sharding.verify.digests import first_read, in_groups, shard_of
@@ -26,7 +26,7 @@ _ELEMENTS = 1 << 13
 
 _MERGED_ELEMENTS = 1 << 16  # Numbers of merged tensors that are compared at a time.
 _PAIR = "F64"  # A dtype of as many bits as the two numbers of a tolerance.
-_Streams = Iterable[tuple[Any, Iterator[Chunk]]]  # The tensors of a shard, each with its bytes as they are made.
+_Streams = Iterable[tuple[Tensor, Feed]]  # The tensors of a shard, each with its bytes as they are made.
 _Result = TypeVar("_Result")
 
 
@@ -96,21 +96,18 @@ def _incomparable(first: Tensor, second: Tensor) -> str:
 
 
 def _pieces(
-    tensors: Sequence[tuple[Tensor, Iterator[Chunk]]], elements: int, count: Callable[[int, str], None]
+    tensors: Sequence[tuple[Tensor, Feed]], elements: int, count: Callable[[int, str], None]
 ) -> Iterator[list[memoryview]]:
     """Yield the bytes of the same numbers of all `tensors`, some at a time; count them."""
-    feeds = [Feed(chunk.data for chunk in chunks) for _, chunks in tensors]
     left = tensors[0][0].parameters
     while left:
         number = min(left, elements)
         left -= number
         pieces = []
-        for (tensor, _), feed in zip(tensors, feeds, strict=True):
+        for tensor, feed in tensors:
             pieces.append(feed.take(number * BY_NAME[tensor.dtype].bits // 8))
             count(len(pieces[-1]), tensor.file)
         yield pieces
-    for _, chunks in tensors:
-        deque(chunks, maxlen=0)  # a recipe ends before the next one reads
 
 
 def _compare(lanes: Lanes, sides: tuple[_Streams, ...]) -> list[Difference]:
@@ -227,7 +224,7 @@ def compare_within(
         for mismatch in mismatches
         if (one := first.tensors.get(mismatch.tensor))
         and (other := second.tensors.get(mismatch.tensor))
-        and (allowed := one.recipe.tolerance(one.dtype))
+        and (allowed := tolerance_of(one.recipe, one.dtype))
         and (one.dtype, one.shape) == (other.dtype, other.shape)
     }
     lanes = Lanes("numbers", 2 * sum(tensors[0].bytes for tensors in groups.values()), 1)

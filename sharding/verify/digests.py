@@ -1,106 +1,103 @@
 """Check that two checkpoints hold the same tensors by reading and hashing them."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-from blake3 import blake3
-from typing_extensions import override
 
 from sharding.core.errors import HeaderError
 from sharding.core.events import Phase, Progress
-from sharding.core.limits import FETCHES_AT_ONCE, SPAN_BYTES, THREADS
+from sharding.core.limits import SPAN_BYTES
 from sharding.core.protocols import Source
 from sharding.core.recipe import Extent
-from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
+from sharding.core.values import BytesRead, FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats.file_formats import format_of
-from sharding.recipes.stored import Stored, place_of
-from sharding.transfer.lanes import Lanes, collected
-from sharding.transfer.stream import NOWHERE, Moving, PiecesOf, Target, expected_digests, move_shards, only_tensors
+from sharding.recipes.stored import Stored
+from sharding.transfer.lanes import collected
+from sharding.transfer.stream import (
+    NOWHERE,
+    UNHASHED,
+    Move,
+    PiecesOf,
+    Target,
+    expected_digests,
+    move_shards,
+    only_tensors,
+)
 
-Digests = Generator[Progress, None, dict[str, TensorDigest]]
+
+def shard_of(file: str, tensors: Sequence[Tensor]) -> Shard:
+    """Return a shard of these tensors."""
+    return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))
 
 
-class WholeFile(NamedTuple):
-    """The SHA-256 of a file and the BLAKE3 of ranges in it, in hex."""
+def in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
+    """Yield `tensors` in groups of some MiB, each called by its number."""
+    group, size, number = list[Tensor](), 0, 0
+    for tensor in tensors:
+        group.append(tensor)
+        size += tensor.bytes
+        if size >= SPAN_BYTES:
+            yield shard_of(str(number), group)
+            group, size, number = [], 0, number + 1
+    if group:
+        yield shard_of(str(number), group)
 
-    sha256: str
-    ranges: dict[tuple[int, int], str]
+
+def by_file(tensors: Iterable[Tensor]) -> Iterator[Shard]:
+    """Yield the `tensors` of each file of a source."""
+    files: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        files.setdefault(tensor.file, []).append(tensor)
+    yield from (shard_of(file, held) for file, held in files.items())
 
 
-class Reader(ABC):
-    """What makes and reads shards: this machine, or a crew of other machines."""
+def first_read(tensor: Tensor) -> Extent:
+    """Return where a tensor begins in its source. Sorting by it gives the order of the source."""
+    return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))
 
-    @abstractmethod
-    def move(
+
+class Reader:
+    """What makes and reads shards: this machine, or whatever else can `move` them. It reads tensors in `groups`."""
+
+    def __init__(
+        self, move: Move = move_shards, groups: Callable[[Iterable[Tensor]], Iterable[Shard]] = in_groups
+    ) -> None:
+        self.move, self._groups = move, groups
+
+    def digest_shards(
         self,
-        phase: Phase,
         shards: Sequence[Shard],
         pieces: PiecesOf,
         sources: Sequence[Source],
-        sink: Target,
-        may_overflow: bool = True,
-    ) -> Moving:
-        """Do what `move_shards` does."""
-
-    def digest_shards(
-        self, shards: Sequence[Shard], pieces: PiecesOf, sources: Sequence[Source], phase: Phase = "verify"
+        phase: Phase = "verify",
+        sink: Target = NOWHERE,
     ) -> Generator[Progress, None, dict[str, ShardRecord]]:
         """Make `shards` as if to write their `pieces`; yield progress; return their records. Raises SourceError."""
-        records = yield from collected(self.move(phase, shards, pieces, sources, NOWHERE))
+        records = yield from collected(self.move(phase, shards, pieces, sources, sink, True))
         return {record.file: record for record in records}
 
-    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        """Read `tensors` (in stored order); yield progress; return their digests by name. Raises SourceError."""
-        files: dict[str, list[Tensor]] = {}
-        for tensor in tensors:
-            files.setdefault(tensor.file, []).append(tensor)
-        shards = [shard_of(file, held) for file, held in files.items()]
-        return expected_digests(shards, (yield from self.digest_shards(shards, only_tensors, [source])))
+    def digest_tensors(
+        self, sources: Sequence[Source], tensors: Iterable[Tensor]
+    ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[BytesRead]]]:
+        """Make `tensors`; yield progress; return their digests by name, and the reads noted. Raises SourceError."""
+        groups = list(self._groups(tensors))
+        records = yield from self.digest_shards(groups, only_tensors, sources, sink=UNHASHED)
+        return expected_digests(groups, records), [read for record in records.values() for read in record.reads]
 
     def digest_files(
         self,
         sources: Sequence[Source],
-        files: Collection[FileEntry],
-        ranges: Mapping[str, Collection[tuple[int, int]]] | None = None,
+        files: Iterable[FileEntry],
+        ranges: Mapping[str, Iterable[tuple[int, int]]] | None = None,
         phase: Phase = "check",
-    ) -> Generator[Progress, None, dict[str, WholeFile]]:
-        """Read `files`; yield progress; return the SHA-256 of each, and the BLAKE3 of its `[start, end)` `ranges`."""
-        asked = {file.path: set((ranges or {}).get(file.path, ())) for file in files}
-        layers = [(file.path, layer) for file in files for layer in layers_of(file, asked[file.path])]
-        records = yield from self.digest_shards([layer for _, layer in layers], only_tensors, sources, phase)
-        found = {path: WholeFile(records[path].sha256, {}) for path in asked}
-        for path, layer in layers:
-            for tensor in layer.tensors:
-                if (place := place_of(tensor)[2:]) in asked[path]:
-                    found[path].ranges[place] = records[layer.file].tensor_blake3[tensor.name]
-        return found
-
-
-class ThisMachine(Reader):
-    """A reader on this machine: two shards at a time, and tensors in a few long streams side by side."""
-
-    move = staticmethod(move_shards)
-    is_ahead = False
-
-    @override
-    def digest_tensors(self, source: Source, tensors: Iterable[Tensor]) -> Digests:
-        parts = list(spans(tensors))
-        width = FETCHES_AT_ONCE if source.ranges_at_once > 1 else THREADS
-        lanes = Lanes("verify", sum(tensor.bytes for span in parts for tensor in span), width, ahead=self.is_ahead)
-        work = [partial(digest_span, source, span, partial(lanes.count, file=span[0].file)) for span in parts]
-        by_span = yield from collected(lanes.run(work))
-        return {name: digest for digests in by_span for name, digest in digests.items()}
-
-
-class ReaderAhead(ThisMachine):
-    """A reader on this machine that goes on while nobody asks for its next event. It makes one shard at a time."""
-
-    move = staticmethod(partial(move_shards, ahead=True))
-    is_ahead = True
+    ) -> Generator[Progress, None, dict[str, ShardRecord]]:
+        """Read `files`; yield progress; return the record of each by path, with the `[start, end)` `ranges` of it as
+        samples. Raises SourceError."""
+        shards = []
+        for file in files:
+            whole = Tensor(file.path, "U8", (file.bytes,), Stored(file.source, file.at, 0, file.bytes))
+            shards.append(Shard(file.path, (whole,), file.bytes, tuple((ranges or {}).get(file.path, ()))))
+        return (yield from self.digest_shards(shards, only_tensors, sources, phase))
 
 
 def compare(expected: Mapping[str, TensorDigest], actual: Mapping[str, TensorDigest]) -> tuple[Mismatch, ...]:
@@ -132,77 +129,3 @@ def check_structure(path: Path, plan: Plan, shard: Shard) -> tuple[Mismatch, ...
     mismatches = compare({one.name: TensorDigest(one.dtype, one.shape, "") for one in shard.tensors}, actual)
     differ = [] if actual_metadata == dict(metadata) else [Mismatch(shard.file, "its metadata differ")]
     return (*mismatches, *differ)
-
-
-def spans(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield `tensors` (in stored order) in groups without gaps between them, to read each group in one stream."""
-    span: list[Tensor] = []
-    for tensor in tensors:
-        if span:
-            first, last, here = place_of(span[0]), place_of(span[-1]), place_of(tensor)
-            follows = (here.file, here.start_byte) == (last.file, last.end_byte)
-            if not follows or here.end_byte - first.start_byte > SPAN_BYTES:
-                yield span
-                span = []
-        span.append(tensor)
-    if span:
-        yield span
-
-
-def digest_span(source: Source, span: list[Tensor], count: Callable[[int], None]) -> dict[str, TensorDigest]:
-    """Read tensors without gaps between them; `count` the bytes that are done; return their digests by name."""
-    first, last = place_of(span[0]), place_of(span[-1])
-    chunks = source.read(first.file, first.start_byte, last.end_byte)
-    digests = {}
-    rest = memoryview(b"")
-    for tensor in span:
-        digest, missing = blake3(), tensor.bytes
-        while missing:
-            rest = rest or memoryview(next(chunks))
-            used = min(missing, len(rest))
-            digest.update(rest[:used])
-            count(used)
-            missing, rest = missing - used, rest[used:]
-        digests[tensor.name] = TensorDigest(tensor.dtype, tensor.shape, digest.hexdigest())
-    return digests
-
-
-def layers_of(file: FileEntry, ranges: Iterable[tuple[int, int]]) -> Iterator[Shard]:
-    """Yield shards that hold `ranges` of a file as tensors, so that none in a shard overlap. The first has the name of
-    the file, and also the bytes between the ranges. The others hold the remaining ranges."""
-    left, depth = sorted(ranges), 0
-    while left or not depth:
-        taken, later, position = list[tuple[int, int]](), list[tuple[int, int]](), 0
-        for start, end in left:
-            if start < position:
-                later.append((start, end))
-                continue
-            taken += [(position, start)] * (not depth and start > position) + [(start, end)]
-            position = end
-        taken += [(position, file.bytes)] * (not depth and position < file.bytes)
-        tensors = [Tensor(f"{a}-{b}", "U8", (b - a,), Stored(file.source, file.at, a, b)) for a, b in taken]
-        yield shard_of(f"{file.path}//{depth}" if depth else file.path, tensors)
-        left, depth = later, depth + 1
-
-
-def shard_of(file: str, tensors: Sequence[Tensor]) -> Shard:
-    """Return a shard of these tensors."""
-    return Shard(file, tuple(tensors), sum(tensor.bytes for tensor in tensors))
-
-
-def in_groups(tensors: Iterable[Tensor]) -> Iterator[Shard]:
-    """Yield `tensors` in groups of some MiB, each called by its number."""
-    group, size, number = list[Tensor](), 0, 0
-    for tensor in tensors:
-        group.append(tensor)
-        size += tensor.bytes
-        if size >= SPAN_BYTES:
-            yield shard_of(str(number), group)
-            group, size, number = [], 0, number + 1
-    if group:
-        yield shard_of(str(number), group)
-
-
-def first_read(tensor: Tensor) -> Extent:
-    """Return where a tensor begins in its source. Sorting by it gives the order of the source."""
-    return next(tensor.recipe.reads(), Extent(0, tensor.file, 0, 0))

@@ -1,6 +1,6 @@
 """Check a staged result by the hashes that its Hub states, and by a sample of its bytes. The rest is not read again."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -40,9 +40,9 @@ def sampling(plan: Plan) -> Plan:
     return replace(plan, shards=tuple(replace(shard, sampled=tuple(drawn(shard))) for shard in plan.shards))
 
 
-def sampled_ahead(plan: Plan, kept: Iterable[str], target: Destination, stack: ExitStack) -> Ahead:
-    """Begin to read the samples of `plan`, if `target` shows shards as they arrive. The end of `stack` ends it."""
-    if not (arriving := target.open_arriving(kept)):
+def sampled_ahead(plan: Plan, arriving: Source | None, stack: ExitStack) -> Ahead:
+    """Begin to read the samples of `plan` from what is `arriving`, if anything. The end of `stack` ends it."""
+    if not arriving:
         return {}
     pool = stack.enter_context(readers(_RANGES))
     ranges = ((shard.file, start, end) for shard in plan.shards for start, end in shard.sampled)

@@ -1,6 +1,6 @@
 """Verify a result before it is published. Read it back from a Hub while other shards are still being uploaded."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -8,21 +8,21 @@ from functools import partial
 
 from sharding.checkpoint.loadable import loadable_files
 from sharding.checkpoint.read import read_checkpoint
-from sharding.checkpoint.readers.safetensors import read_headers
 from sharding.core.errors import ShardingError
 from sharding.core.events import Progress, ShardFinished
 from sharding.core.meter import Meter
 from sharding.core.protocols import Destination, Inputs, Source
+from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Plan, Shard, ShardRecord, Tensor, TensorDigest
 from sharding.core.verification import Evidence, Mismatch, Verification
-from sharding.formats.file_formats import format_of
+from sharding.formats.file_formats import format_of, places_of
 from sharding.formats.names import SAFETENSORS
 from sharding.recipes.stored import are_stored
-from sharding.transfer.lanes import progress_of_part
-from sharding.transfer.stream import Prepared, Transfer, expected_digests
-from sharding.verify.digests import Reader, ReaderAhead, ThisMachine, check_structure
+from sharding.transfer.lanes import progress_of_part, relayed
+from sharding.transfer.stream import Prepared, Transfer, expected_digests, move_shards
+from sharding.verify.digests import Reader, by_file, check_structure
 from sharding.verify.digests import compare as compare_digests
-from sharding.verify.stated import digest_as_stored, prove_reads, read_from_hub, stated_files, stated_of
+from sharding.verify.stated import Proof, digest_as_stored, stated_files
 from sharding.verify.verify import Side
 
 Work = Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]
@@ -30,17 +30,15 @@ Work = Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]
 
 @dataclass(frozen=True, slots=True)
 class ReadingBack:
-    """A reading of `tensors` that began while shards arrived. `work` returns digests, and what is not as stated."""
+    """A reading that began while shards arrived. `work` returns digests, and what is not as stated."""
 
     source: Source
-    tensors: list[Tensor]
     work: Work
 
-    def is_of(self, staged: Source, tensors: list[Tensor]) -> bool:
-        """Return whether it reads what the files in `staged` hold: these `tensors`, at these places."""
+    def is_of(self, staged: Source) -> bool:
+        """Return whether what it reads is still in `staged`."""
         arrived = {file.path: (file.sha256, file.xet_hash) for file in self.source.files}
-        listed = {file.path: (file.sha256, file.xet_hash) for file in staged.files if file.path in arrived}
-        return self.tensors == tensors and arrived == listed
+        return arrived == {file.path: (file.sha256, file.xet_hash) for file in staged.files if file.path in arrived}
 
 
 def check_kept(
@@ -78,55 +76,41 @@ def check_kept(
 
 
 def reading_back(
-    moving: Transfer,
-    prepared: Prepared,
-    origin: Inputs,
-    kept: Iterable[str],
-    target: Destination,
-    reader: Reader,
-    stack: ExitStack,
+    moving: Transfer, prepared: Prepared, origin: Inputs, arriving: Source | None, stack: ExitStack
 ) -> Generator[Progress | ShardFinished, None, tuple[dict[str, ShardRecord], ReadingBack | None]]:
-    """Yield what `moving` yields; return its records, and a reading that goes on until `stack` ends, if one can."""
-    plan, back, is_begun = prepared.plan, None, False
-    arriving = target.open_arriving(kept) if isinstance(reader, ThisMachine) else None
+    """Yield what `moving` yields; return its records, and a reading of what is `arriving` until `stack` ends."""
+    back, is_begun = None, False
     if arriving:
-        tensors = [tensor for shard in plan.shards for tensor in _places(plan, shard)]
-        read = prepared.checkpoint, origin.sources[0], _in_order_of_source(prepared, origin)
-        work = digest_as_stored(*read, arriving, tensors, ReaderAhead())
-        back = ReadingBack(arriving, tensors, stack.enter_context(closing(work)))
-    with closing(moving):
-        while True:
-            try:
-                event = next(moving)
-            except StopIteration as end:
-                records: dict[str, ShardRecord] = end.value
-                return records, back
-            if back and not is_begun and isinstance(event, Progress):
-                is_begun = bool(next(back.work))
-            yield event
+        files = _in_order_of_source(prepared, origin)
+        read = prepared.checkpoint, origin.sources[0], files, arriving, _placed(prepared.plan)
+        work = digest_as_stored(*read, Reader(partial(move_shards, ahead=True), by_file))
+        back = ReadingBack(arriving, stack.enter_context(closing(work)))
+
+    def begin(event: Progress | ShardFinished) -> Progress | ShardFinished:
+        nonlocal is_begun
+        if back and not is_begun and isinstance(event, Progress):
+            is_begun = bool(next(back.work))
+        return event
+
+    records = yield from relayed(moving, begin)
+    return records, back
 
 
-def _places(plan: Plan, shard: Shard) -> tuple[Tensor, ...]:
-    return format_of(plan).places(plan, shard, _size(plan, shard))
+def _placed(plan: Plan) -> list[Tensor]:
+    """Return the tensors of the result, at their places in its files."""
+    return [tensor for shard in plan.shards for tensor in places_of(plan, shard)]
 
 
-def _size(plan: Plan, shard: Shard) -> int:
-    pieces = format_of(plan).pieces(plan, shard)
-    return sum(len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
-
-
-def _tensors_in(staged: Source, plan: Plan, records: Mapping[str, ShardRecord]) -> tuple[list[Tensor], list[Mismatch]]:
-    """Return the tensors that the headers of the result name, and what is wrong with headers."""
-    if plan.format == "safetensors":
-        headers = read_headers(staged, [FileEntry(record.file, record.bytes) for record in records.values()])
-        return [tensor for header in headers for tensor in header.tensors], []
-    tensors, wrong = list[Tensor](), list[Mismatch]()
-    for shard in plan.shards:
+def _wrong_headers(staged: Source, plan: Plan) -> list[Mismatch]:
+    def is_planned(shard: Shard) -> bool:
         header = next(iter(format_of(plan).pieces(plan, shard)))
-        if isinstance(header, bytes) and b"".join(staged.read(shard.file, 0, len(header))) != header:
-            wrong.append(Mismatch(shard.file, "its header is not the one that was planned"))
-        tensors += _places(plan, shard)
-    return tensors, wrong
+        return isinstance(header, bytes) and b"".join(staged.read(shard.file, 0, len(header))) == header
+
+    with readers(staged.ranges_at_once) as pool:
+        checked = zip(plan.shards, pool.map(is_planned, plan.shards), strict=True)
+        return [
+            Mismatch(shard.file, "its header is not the one that was planned") for shard, same in checked if not same
+        ]
 
 
 def _gone_on(back: ReadingBack, afresh: Work) -> Work:
@@ -140,9 +124,10 @@ def _gone_on(back: ReadingBack, afresh: Work) -> Work:
 
 def _in_order_of_source(prepared: Prepared, origin: Inputs) -> list[FileEntry]:
     """Return the source's files if the result is read in their order, [] if it is read in its own order."""
-    plan = prepared.plan
+    plan, checkpoint = prepared.plan, prepared.checkpoint
     is_all = prepared.sources == origin.sources and are_stored(plan.tensors) and plan.options.rank is None
-    return stated_files(origin.sources[0].files, prepared.checkpoint) if is_all else []
+    is_all = is_all and {tensor.name for tensor in plan.tensors} == {tensor.name for tensor in checkpoint.tensors}
+    return stated_files(origin.sources[0].files, checkpoint) if is_all else []
 
 
 def verify_staged(
@@ -158,45 +143,32 @@ def verify_staged(
     """Let `reader` read the result again, and compare it with the digests in `records`. `back` has begun to read it,
     `kept` are of an earlier run. Reads of `origin` are checked too if it states hashes: see `verify.stated`."""
     started, plan = meter.seconds, prepared.plan
-    staged = target.open_staged(records)
-    problems: list[Mismatch] = []
-    for shard in plan.shards:
-        if path := staged.path(shard.file):
-            problems.extend(check_structure(path, plan, shard))
+    staged, originals = target.open_staged(records), _in_order_of_source(prepared, origin)
+    paths = [(shard, path) for shard in plan.shards if (path := staged.path(shard.file))]
+    problems = [problem for shard, path in paths for problem in check_structure(path, plan, shard)]
+    problems = problems or _wrong_headers(staged, plan)
+    proof = Proof(origin, prepared.checkpoint, prepared.sources, originals)
     digests: dict[str, TensorDigest] = {}
-    originals = _in_order_of_source(prepared, origin)
-    stated = stated_of(origin, prepared.checkpoint) if prepared.noted else []
-    again, unread = sum(file.bytes for file in stated), 0
-    tensors = list[Tensor]()
+    unread = 0 if problems else plan.total_bytes
     if not problems:
-        tensors, problems = _tensors_in(staged, plan, records)
-    if not problems:
-        if sorted(tensor.name for tensor in tensors) != sorted(tensor.name for tensor in prepared.checkpoint.tensors):
-            originals = []  # the comparison below names the missing tensors
-        unread = sum(tensor.bytes for tensor in tensors)
-        afresh = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, tensors, reader)
-        reading = _gone_on(back, afresh) if back and back.is_of(staged, tensors) else afresh
-        digests, problems = yield from progress_of_part(reading, 0, unread + again)
+        afresh = digest_as_stored(prepared.checkpoint, origin.sources[0], originals, staged, _placed(plan), reader)
+        reading = _gone_on(back, afresh) if back and back.is_of(staged) else afresh
+        digests, problems = yield from progress_of_part(reading, 0, unread + proof.reread_bytes)
         problems.extend(compare_digests(expected_digests(plan.shards, records), digests))
-    on_disk = any(staged.path(file) for file in records)
+    proving = proof.prove((read for record in records.values() for read in record.reads), reader)
+    problems += yield from progress_of_part(proving, unread, unread + proof.reread_bytes)
+    is_loaded = proof.unstated and not prepared.noted and prepared.is_stated
     evidence = Evidence(
-        "folder" if on_disk else "hub", structure=on_disk and plan.format == "safetensors", rebuilt=len(originals)
+        "folder" if paths else "hub",
+        structure=bool(paths) and plan.format == "safetensors",
+        rebuilt=proof.rebuilt,
+        reread=proof.reread,
+        weights=proof.weights,
+        loaded=is_loaded,
+        kept=0 if origin.ref.states_hashes else len(kept),
     )
-    weights = read_from_hub(origin, prepared.checkpoint)
-    unstated = bool(weights) and not originals
-    if not originals and prepared.noted:
-        weights = weights or stated
-        reads = [read for record in records.values() for read in record.reads]
-        reads += [read for noted in prepared.noted for read in noted.take()]
-        proving = prove_reads(origin.sources, stated, reads, reader)
-        wrong = yield from progress_of_part(proving, unread, unread + again)
-        problems += wrong
-        unstated, evidence = len(stated) < len(weights), replace(evidence, reread=len(stated), weights=len(weights))
-    elif unstated and prepared.is_stated:
-        unstated, evidence = False, replace(evidence, loaded=True)
-    if not origin.ref.states_hashes:
-        evidence = replace(evidence, kept=len(kept))
     found = len(digests), plan.total_bytes, meter.seconds - started, evidence
+    unstated = proof.unstated and not is_loaded
     return Verification(*found, tuple(problems), plan.made, unstated, prepared.checkpoint.unreached)
 
 

@@ -8,16 +8,17 @@ range that it reads. Then each file is read once more as a whole: for its SHA-25
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sharding.checkpoint.readers.safetensors import merge_metadata
 from sharding.core.errors import DamagedError
 from sharding.core.events import Progress
 from sharding.core.protocols import Inputs, Source
-from sharding.core.values import BytesRead, Component, Content, FileEntry, Piece, Plan, Shard, Tensor, TensorDigest
+from sharding.core.values import BytesRead, Content, FileEntry, Piece, Plan, Shard, Tensor, TensorDigest
 from sharding.core.verification import Mismatch
 from sharding.formats import gguf
 from sharding.formats.names import RANK_SHARD_NAME, SAFETENSORS
-from sharding.formats.safetensors_file import Header, parse_header
+from sharding.formats.safetensors_file import parse_header
 from sharding.recipes.stored import are_stored, place_of
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import expected_digests
@@ -30,18 +31,6 @@ def noting(sources: Sequence[Source]) -> tuple[Source, ...]:
         NotingSource(source, number) if any(map(_is_stated, source.files)) else source
         for number, source in enumerate(sources)
     )
-
-
-def stated_of(origin: Inputs, checkpoint: Content) -> list[FileEntry]:
-    """Return the weight files that have a hash from a Hub: a SHA-256, or their name in git."""
-    stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
-    weights = (file for file in checkpoint.read_files if file.path in stated[file.source])
-    return [replace(stated[file.source][file.path], source=file.source) for file in weights]
-
-
-def read_from_hub(origin: Inputs, checkpoint: Content) -> list[FileEntry]:
-    """Return the files of a Hub that numbers are read from. An adapter may lie in a folder."""
-    return [file for file in checkpoint.read_files if origin.sources[file.source].ref.states_hashes]
 
 
 def sources_to_read(origin: Inputs, noted: tuple[Source, ...], checkpoint: Content, plan: Plan) -> tuple[Source, ...]:
@@ -58,26 +47,19 @@ def stated_files(files: Iterable[FileEntry], checkpoint: Content) -> list[FileEn
     """Return the weight files with the SHA-256 that `files` state, [] if a result cannot rebuild all: tensors are in
     pieces, twice or merged, or a file is of a base or a rank, has no SHA-256, or holds more than a header and
     tensors."""
-    is_gguf = checkpoint.format == "gguf"
-    stated = {
-        file.path: file for file in files if file.sha256 and file.path.endswith(gguf.GGUF if is_gguf else SAFETENSORS)
-    }
+    ending, most_padding = (gguf.GGUF, gguf.MAX_ALIGNMENT) if checkpoint.format == "gguf" else (SAFETENSORS, 0)
+    stated = {file.path: file for file in files if file.sha256 and file.path.endswith(ending)}
     weights = [stated[file.path] for file in checkpoint.weight_files if file.path in stated]
     is_other = checkpoint.has_twice or checkpoint.others or any(file.source for file in checkpoint.weight_files)
     is_other = is_other or len(weights) < len(checkpoint.weight_files)
     if is_other or not are_stored(checkpoint.tensors) or any(RANK_SHARD_NAME.fullmatch(file.path) for file in weights):
         return []
-    sizes = {file.path: file.bytes for file in weights}
-    if is_gguf:  # between its tensors and at its end are some bytes, usually zeros
-        ends = {tensor.file: place_of(tensor).end_byte for tensor in checkpoint.tensors}
-        is_all = ends.keys() == sizes.keys() and all(
-            sizes[file] - end <= gguf.MAX_ALIGNMENT for file, end in ends.items()
-        )
-        return weights if is_all else []
-    ends = {}
-    for tensor in sorted(checkpoint.tensors, key=lambda tensor: place_of(tensor).start_byte):
-        ends[tensor.file] = ends.get(tensor.file, place_of(tensor).start_byte) + tensor.bytes
-    return weights if sizes | ends == sizes else []  # a file without tensors has no end
+    ends: dict[str, int] = {}
+    for place in sorted(place_of(tensor) for tensor in checkpoint.tensors):
+        if not 0 <= place.start_byte - ends.get(place.file, place.start_byte) <= most_padding:
+            return []
+        ends[place.file] = place.end_byte
+    return weights if all(0 <= file.bytes - ends.get(file.path, 0) <= most_padding for file in weights) else []
 
 
 def digest_as_stored(
@@ -90,9 +72,9 @@ def digest_as_stored(
 ) -> Generator[Progress, None, tuple[dict[str, TensorDigest], list[Mismatch]]]:
     """Read `tensors` in the order of the files that `origin` has `stated`, if any; return digests, and what differs."""
     if not stated:
-        return (yield from reader.digest_tensors(staged, tensors)), []
+        return (yield from reader.digest_tensors([staged], tensors))[0], []
     place = {tensor.name: tensor for tensor in tensors}
-    files, headers = {file.path: file for file in stated}, dict[str, Header | gguf.Header]()
+    files, headers = {file.path: file for file in stated}, dict[str, Any]()
     originals, wrong = {path: list[Tensor]() for path in files}, list[Mismatch]()
     for tensor in checkpoint.tensors:
         originals[tensor.file].append(tensor)
@@ -122,19 +104,44 @@ def digest_as_stored(
         for file in stated
         if read[file.path].sha256 != file.sha256
     ]
-    wrong += [
-        Mismatch(f"{component.folder}__metadata__", "it has changed since the headers were first read")
-        for component in checkpoint.components
-        if not _says_as(component, [headers[shard.file] for shard in shards if shard.folder == component.folder])
-    ]
+    for component in checkpoint.components:
+        held = [headers[shard.file] for shard in shards if shard.folder == component.folder]
+        is_same = (
+            held[0].keys == component.gguf.keys if component.gguf else merge_metadata(held)[0] == component.metadata
+        )
+        if not is_same:
+            wrong.append(
+                Mismatch(f"{component.folder}__metadata__", "it has changed since the headers were first read")
+            )
     return expected_digests(shards, read), wrong
 
 
-def _says_as(component: Component, headers: Sequence[Header | gguf.Header]) -> bool:
-    """Return whether the headers of all files of `component` say of it what they said when they were first read."""
-    if component.gguf:
-        return isinstance(headers[0], gguf.Header) and headers[0].keys == component.gguf.keys
-    return merge_metadata([one for one in headers if isinstance(one, Header)])[0] == component.metadata
+class Proof:
+    """The reads of a source, to compare them with the hashes that a Hub states of its files.
+
+    `rebuilt` counts the files that a result puts together again. `reread` of its `weights` files are read whole once
+    more if reads are recorded: `reread_bytes`. It is `unstated` if some files have no hash.
+    """
+
+    def __init__(
+        self, origin: Inputs, checkpoint: Content, sources: Iterable[Source], originals: Sequence[FileEntry]
+    ) -> None:
+        """Take the `sources` that are read, which may record that, and the `originals` to put together again."""
+        self._origin, self._noted = origin, [source for source in sources if isinstance(source, NotingSource)]
+        stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
+        files = [file for file in checkpoint.read_files if self._noted and file.path in stated[file.source]]
+        self._stated = [replace(stated[file.source][file.path], source=file.source) for file in files]
+        # An adapter may lie in a folder.
+        on_hub = [file for file in checkpoint.read_files if origin.sources[file.source].ref.states_hashes]
+        self.rebuilt, self.reread = len(originals), len(files)
+        self.weights = len(on_hub or files) if self._noted else 0
+        self.unstated = self.reread < self.weights if self._noted else bool(on_hub) and not originals
+        self.reread_bytes = sum(file.bytes for file in self._stated)
+
+    def prove(self, reads: Iterable[BytesRead], reader: Reader) -> Generator[Progress, None, list[Mismatch]]:
+        """Let `reader` read the files; return where they, or `reads` and those recorded, do not match."""
+        reads = [*reads, *(read for noted in self._noted for read in noted.take())]
+        return (yield from prove_reads(self._origin.sources, self._stated, reads, reader))
 
 
 def prove_reads(
@@ -157,7 +164,8 @@ def prove_reads(
             if file.sha256 and whole[path].sha256 != file.sha256:
                 wrong.append(Mismatch(path, "it does not have the SHA-256 that the Hub states"))
         # Check each read on its own: of two reads of the same range, one may be right.
-        others = (read for read in noted if whole[read.file].ranges[read.start_byte, read.end_byte] != read.blake3)
+        right = {one[:4] for record in whole.values() for one in record.samples}
+        others = (read for read in noted if read[:4] not in right)
         for path in dict.fromkeys(read.file for read in others):
             wrong.append(Mismatch(path, "an earlier read of it does not match the file on the Hub"))
     return wrong

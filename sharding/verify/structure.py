@@ -83,20 +83,19 @@ class Likeness:
 def compare_structure(original: Content, copy: Content) -> Likeness:
     """Return how alike two checkpoints are. If the copy differs, the reading with the fewest differences counts."""
     now = _by_name(copy.tensors)
-    readings = [(draft, _contrasts(draft, now)) for draft in _readings(original, now)]
+    readings = [(draft, contrasts_of(draft, now)) for draft in _readings(original, now)]
     draft, contrasts = min(readings, key=lambda pair: len(pair[1]))
     made, count_ = draft.made, len(draft.tensors)
     was, held = _evidence(original), _evidence(copy)
     same = 0 if made else sum(held.get(name) == place for name, place in was.items())
-    mismatches, (ours, theirs) = compare_listed((original, copy))
+    mismatches, alike = compare_listed((original, copy))
     beside = [Contrast(mismatch.tensor, "file", mismatch.problem) for mismatch in mismatches]
-    are_known = all(file.sha256 and file.sha256 == theirs[path].sha256 for path, file in ours.items())
     if contrasts or beside:
         verdict: Verdict = "different"
     elif made:
         verdict = "converted"
     else:
-        verdict = "same-files" if same == count_ and are_known else "same-structure"
+        verdict = "same-files" if same == count_ and all(alike.values()) else "same-structure"
     return Likeness(
         *(verdict, original.source, copy.source, original.variant, draft.options.deciding, made),
         *(count_, original.total_bytes + copy.total_bytes, same, (*contrasts, *beside)),
@@ -159,7 +158,7 @@ def _target(tensors: Iterable[Tensor]) -> TargetDtype | None:
     return min(exact, key=lambda option: BY_OPTION[option].name == _KEPT, default=None)
 
 
-def _contrasts(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
+def contrasts_of(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
     """Return the tensors in which `copy` differs from the original that is read like this, in natural order."""
     tensors = _by_name(draft.tensors)
     expected, there = (

@@ -16,6 +16,7 @@ from sharding.planning.draft import Draft
 from sharding.planning.steps import Asks, drafted
 from sharding.report.report import decided_by, summarize_source
 from sharding.report.schema import Report
+from sharding.verify.structure import contrasts_of
 
 Level = Literal["made-here", "read-now", "stated", "fits", "unreached", "claims", "contradicted"]
 """How far you can rely on a result, from best to worst.
@@ -30,6 +31,12 @@ Level = Literal["made-here", "read-now", "stated", "fits", "unreached", "claims"
 """
 
 _MOST_REASONS = 5
+_WRONG = {
+    "added": "The copy has tensors that are not in the source",
+    "missing": "Tensors of the source are missing",
+    "shape": "Tensors have another shape than in the source",
+    "dtype": "Tensors have another dtype than in the source",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +167,7 @@ def _not_of(report: Report, original: Draft, copy: Content) -> Iterable[str]:
     if agreed(report.plan.made, original.made) is None:
         done = phrase(original.made).removeprefix(", ") or "copied as it is"
         yield f"The report describes another copy than the headers, which give one that is {done}."
-    was, now = ({tensor.name: tensor for tensor in checkpoint.tensors} for checkpoint in (original, copy))
-    added, missing = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
-    if added:
-        yield f"The copy has tensors that are not in the source: {name_some(added)}."
-    if missing:
-        yield f"Tensors of the source are missing: {name_some(missing)}."
-    both = was.keys() & now.keys()
-    for what in ("shape", "dtype"):
-        if other := sorted(name for name in both if getattr(was[name], what) != getattr(now[name], what)):
-            yield f"Tensors have another {what} than in the source: {name_some(other)}."
+    contrasts = contrasts_of(original, {tensor.name: tensor for tensor in copy.tensors})
+    for kind, problem in _WRONG.items():
+        if names := [one.tensor for one in contrasts if one.kind == kind]:
+            yield f"{problem}: {name_some(names)}."

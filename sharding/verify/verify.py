@@ -14,24 +14,21 @@ from sharding.core.meter import Meter
 from sharding.core.options import Options, Request
 from sharding.core.protocols import Inputs
 from sharding.core.text import printable, values_in
-from sharding.core.values import BytesRead, Content, FileEntry, Plan, TensorDigest, folder_of
+from sharding.core.values import Content, Plan, TensorDigest, folder_of
 from sharding.core.verification import UNCHECKED, Evidence, Mismatch, Verification
 from sharding.formats.gguf import SPLIT_KEYS
 from sharding.formats.names import DIGESTS_NAME
 from sharding.planning.alike.told import advised
 from sharding.planning.order import natural_key
 from sharding.planning.plan import as_read, planned
-from sharding.recipes.stored import are_stored
 from sharding.report.report import parse_digests
 from sharding.storage.hub.client import Hub
 from sharding.storage.locate import open_inputs
 from sharding.transfer.lanes import progress_of_part
-from sharding.transfer.noting_source import NotingSource
-from sharding.transfer.stream import expected_digests, only_tensors
 from sharding.verify.differences import Numbers, compare_numbers, compare_within
-from sharding.verify.digests import ThisMachine, first_read, in_groups
+from sharding.verify.digests import Reader, first_read
 from sharding.verify.digests import compare as compare_digests
-from sharding.verify.stated import digest_as_stored, noting, prove_reads, read_from_hub, stated_files, stated_of
+from sharding.verify.stated import Proof, digest_as_stored, noting, stated_files
 
 WITHOUT_QUICK = "Leave out --quick to read and compare the weights."
 READ_ALL = Remedy("read_every_byte")
@@ -129,13 +126,12 @@ def _differing_keys(original: Content, copy: Content) -> Iterator[Mismatch]:
 
 def _compare_stored(sources: Sequence[Inputs], checkpoints: Sequence[Content], meter: Meter) -> Verification:
     first, second = (stored_digests(*side, MAX_REPORT_BYTES) for side in zip(sources, checkpoints, strict=True))
-    differ, (ours, theirs) = compare_listed(checkpoints)
-    is_known = all(file.sha256 and theirs[path].sha256 for path, file in ours.items())
+    differ, alike = compare_listed(checkpoints)
     return Verification(
         *(len(first), checkpoints[1].total_bytes, meter.seconds, Evidence("digests")),
         mismatches=(*compare_digests(first, second), *differ),
         unreached=_unreached(checkpoints),
-        unchecked=UNCHECKED if is_known else (*UNCHECKED, "the bytes of weight files beside the weights"),
+        unchecked=UNCHECKED if all(alike.values()) else (*UNCHECKED, "the bytes of weight files beside the weights"),
     )
 
 
@@ -143,26 +139,20 @@ def _unreached(checkpoints: Iterable[Content]) -> tuple[str, ...]:
     return tuple(place for checkpoint in checkpoints for place in checkpoint.unreached)
 
 
-class Side:
+class Side(Proof):
     """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
     def __init__(self, origin: Inputs, checkpoint: Content, plan: Plan | None = None) -> None:
         """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
-        self._origin, self._checkpoint = origin, checkpoint
+        self._checkpoint, source = checkpoint, origin.sources[0]
         self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
-        self._as_stored = stated_files(origin.sources[0].files, checkpoint) if plan is None else []
-        self._sources = origin.sources if self._as_stored else noting(origin.sources)
-        self._is_noted = self._sources != origin.sources
-        self._stated = stated_of(origin, checkpoint) if self._is_noted else []
+        self._originals = stated_files(source.files, checkpoint) if plan is None else []
+        self._sources = origin.sources if self._originals else noting(origin.sources)
+        super().__init__(origin, checkpoint, self._sources, self._originals)
         self.digests: Mapping[str, TensorDigest] = {}
         self.wrong: list[Mismatch] = []
-        self.unstated = bool(read_from_hub(origin, checkpoint)) and not self._as_stored and not self._is_noted
-        self.rebuilt = self.reread = self.weights = 0
-
-    @property
-    def bytes(self) -> int:
-        """How many bytes `read` counts: the tensors, and the files that are read again for their hash."""
-        return sum(tensor.bytes for tensor in self._tensors) + sum(file.bytes for file in self._stated)
+        self.bytes = sum(tensor.bytes for tensor in self._tensors) + self.reread_bytes
+        """How many bytes `read` counts."""
 
     @property
     def numbers(self) -> Numbers:
@@ -170,27 +160,14 @@ class Side:
         return Numbers({tensor.name: tensor for tensor in self._tensors}, self._origin.sources)
 
     def read(self) -> Generator[Progress, None, None]:
-        """Read the checkpoint; yield progress; set the other attributes. Raises SourceError."""
-        origin, checkpoint, here = self._origin, self._checkpoint, ThisMachine()
-        source, *_ = origin.sources
-        if self._as_stored:
-            reading = digest_as_stored(checkpoint, source, self._as_stored, source, checkpoint.tensors, here)
+        """Read the checkpoint; yield progress; set `digests` and what is `wrong`. Raises SourceError."""
+        here, source = Reader(), self._origin.sources[0]
+        if self._originals:
+            reading = digest_as_stored(self._checkpoint, source, self._originals, source, self._tensors, here)
             self.digests, self.wrong = yield from reading
-            self.rebuilt = len(self._as_stored)
-            return
-        reads: list[BytesRead] = []
-        if are_stored(self._tensors):
-            self.digests = yield from here.digest_tensors(self._sources[0], self._tensors)
         else:
-            groups = list(in_groups(self._tensors))
-            records = yield from here.digest_shards(groups, only_tensors, self._sources)
-            self.digests = expected_digests(groups, records)
-            reads = [read for record in records.values() for read in record.reads]
-        if self._is_noted:
-            reads += [read for noted in self._sources if isinstance(noted, NotingSource) for read in noted.take()]
-            self.wrong = yield from prove_reads(origin.sources, self._stated, reads, here)
-            self.reread, self.weights = len(self._stated), len(read_from_hub(origin, checkpoint) or self._stated)
-            self.unstated = self.reread < self.weights
+            self.digests, reads = yield from here.digest_tensors(self._sources, self._tensors)
+            self.wrong = yield from self.prove(reads, here)
 
 
 def compare_beside(
@@ -199,22 +176,20 @@ def compare_beside(
     """Read the weight files beside both; yield progress; return where the second differs. Raises SourceError."""
     mismatches, alike = compare_listed(checkpoints)
     digests = []
-    for source, files in zip(sources, alike, strict=True):
-        digests.append((yield from ThisMachine().digest_files(source.sources, files.values())))
-    for path in alike[0]:
-        if digests[0][path].sha256 != digests[1][path].sha256:
-            mismatches.append(Mismatch(path, "its bytes differ"))
-    return tuple(mismatches)
+    for source, checkpoint in zip(sources, checkpoints, strict=True):
+        files = [file for file in checkpoint.copied_weights if file.path in alike]
+        digests.append((yield from Reader().digest_files(source.sources, files)))
+    others = (path for path in alike if digests[0][path].sha256 != digests[1][path].sha256)
+    return (*mismatches, *(Mismatch(path, "its bytes differ") for path in others))
 
 
-def compare_listed(
-    checkpoints: Sequence[Content],
-) -> tuple[list[Mismatch], tuple[Mapping[str, FileEntry], Mapping[str, FileEntry]]]:
-    """Compare the listed sizes and hashes. Return the differences, and the other files of both, by path. A file that
-    only the second has counts if it is in a folder of the model: there, libraries find it with the weights."""
+def compare_listed(checkpoints: Sequence[Content]) -> tuple[list[Mismatch], dict[str, bool]]:
+    """Compare the listed sizes and hashes. Return the differences, and whether the hashes of the other files of both
+    are known, by path. A file that only the second has counts if it is in a folder of the model: there, libraries find
+    it with the weights."""
     ours, theirs = ({file.path: file for file in checkpoint.copied_weights} for checkpoint in checkpoints)
     folders = {component.folder for component in checkpoints[0].components}
-    mismatches, alike = list[Mismatch](), list[str]()
+    mismatches, alike = list[Mismatch](), dict[str, bool]()
     for path in sorted(ours.keys() | theirs.keys()):
         file, other = ours.get(path), theirs.get(path)
         if other is None:
@@ -224,8 +199,8 @@ def compare_listed(
         elif file.bytes != other.bytes or (file.sha256 and other.sha256 and file.sha256 != other.sha256):
             mismatches.append(Mismatch(path, "its bytes differ"))
         else:
-            alike.append(path)
-    return mismatches, ({path: ours[path] for path in alike}, {path: theirs[path] for path in alike})
+            alike[path] = bool(file.sha256 and other.sha256)
+    return mismatches, alike
 
 
 def stored_digests(

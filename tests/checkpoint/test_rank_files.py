@@ -19,6 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.distributed.tensor import DTensor
 
 from sharding import job
 from sharding.checkpoint.readers import trained_folder
@@ -80,6 +81,8 @@ def test_where_the_ordinary_model_was_saved_too_it_is_taken() -> None:
     assert trained_folder([*run, "actor/huggingface/model.safetensors"]) == "actor/huggingface/"
     assert trained_folder(["iter_3/model/.metadata", "iter_3/optimizer/.metadata"]) == "iter_3/model/"
     assert trained_folder([*run, "critic/model_world_size_1_rank_0.pt"]) is None
+    accelerate = ["pytorch_model_fsdp_0/.metadata", "ema/.metadata", "random_states_0.pkl", "config.json"]
+    assert trained_folder(accelerate) == "pytorch_model_fsdp_0/"
 
 
 def rank_of(folder: Path, number: int) -> Path:
@@ -103,6 +106,13 @@ def other_shape(folder: Path) -> None:
     state = torch.load(rank_of(folder, 2), weights_only=False)
     state["model.scale"] = torch.ones(1)
     torch.save(state, rank_of(folder, 2))
+
+
+def shorter_piece(folder: Path) -> None:
+    state = torch.load(rank_of(folder, 0), weights_only=False)
+    piece = next(one for one in state.values() if isinstance(one, DTensor))
+    piece._local_tensor = piece._local_tensor[:1]
+    torch.save(state, rank_of(folder, 0))
 
 
 def twice(folder: Path) -> None:
@@ -135,6 +145,7 @@ def two_worlds(folder: Path) -> None:
         (two_worlds, "rank files of several saves"),
         (other_buffer, "steps is whole in the file of each rank, but differs in .*rank_0.pt and .*rank_1.pt"),
         (other_shape, "model.scale has another shape or dtype"),
+        (shorter_piece, r"the piece of .* is \w+ \[1.*, but its place is "),
     ],
 )
 def test_ranks_that_do_not_belong_together_are_refused(change: Callable[[Path], None], problem: str, run: Path) -> None:
@@ -183,13 +194,8 @@ class _Pickler(pickle._Pickler):
                 self.save(obj.state)
                 self.write(pickle.BUILD)
         elif isinstance(obj, torch.Tensor):
-            storage = (
-                "storage",
-                Named(f"torch {_STORAGES[obj.dtype]}"),
-                str(len(self.records)),
-                "cpu",
-                obj.numel(),
-            )
+            kind = Named(f"torch {_STORAGES[obj.dtype]}")
+            storage = "storage", kind, str(len(self.records)), "cpu", obj.numel()
             self.records.append(obj.numpy().tobytes())
             self.save(Named("torch._utils _rebuild_tensor_v2"))
             self.write(pickle.MARK)

@@ -81,8 +81,10 @@ def test_a_stale_shard_is_left_out_and_that_is_said(checkpoint: Path) -> None:
 
 def test_a_tensor_in_two_files_is_refused(checkpoint: Path) -> None:
     save_file({"layers.0.weight": np.zeros(3)}, checkpoint / TWO)
-    with pytest.raises(SourceError, match="layers.0.weight is in two files: .* and "):
-        inspect(str(checkpoint))
+    for reason in ("libraries load the one in", "No index says which"):
+        with pytest.raises(SourceError, match=f"layers.0.weight is in two files: .* and .*{reason}"):
+            inspect(str(checkpoint))
+        (checkpoint / INDEX).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])

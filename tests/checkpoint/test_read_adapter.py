@@ -14,8 +14,6 @@ from tests.checkpoint.repos import repo
 from tests.conftest import write_checkpoint
 
 SIDE = 16
-
-
 PLAIN = {"layers.0.q_proj.weight": np.ones((SIDE, SIDE), np.float32)}
 
 

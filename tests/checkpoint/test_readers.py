@@ -29,6 +29,11 @@ def test_one_reader_takes_what_the_ranks_saved_and_no_file_else(inside: list[str
     assert trained_folder([f"run/{name}" for name in inside]) == ("run/" if saved else None)
 
 
+def test_ranks_are_in_the_order_of_their_numbers() -> None:
+    ranks = [f"model_world_size_12_rank_{number}.pt" for number in range(12)]
+    assert files_of_run(sorted(ranks)) == ranks
+
+
 def test_files_of_two_saves_are_told_apart() -> None:
     with pytest.raises(SourceError, match="of several saves, with 00001 and 00002 files each"):
         files_of_run([RANK, RANK.replace("of-00001", "of-00002")])

@@ -11,7 +11,6 @@ import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 
 from sharding import job
-from sharding.checkpoint.readers import trained_folder
 from sharding.checkpoint.state_dict import short_names
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
@@ -252,16 +251,6 @@ def test_a_base_is_only_for_what_ranks_have_saved(checkpoint: Path, tmp_path: Pa
     with pytest.raises(UsageError):
         finish(job.shard(str(checkpoint), str(tmp_path / "out"), Options(base=base)))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_ranks_is_found_where_trainers_put_it() -> None:
-    accelerate = ["pytorch_model_fsdp_0/.metadata", "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/.metadata"]
-    assert trained_folder([*accelerate, "random_states_0.pkl", "config.json"]) == "pytorch_model_fsdp_0/"
-    assert trained_folder([".metadata", "__0_0.distcp"]) == ""
-    assert trained_folder(["sharded/shard-00001-model-00001-of-00001.safetensors"]) == "sharded/"
-    assert trained_folder(["model.safetensors", "sharded/shard-00001-model-00001-of-00001.safetensors"]) is None
-    assert trained_folder(["a/.metadata", "b/.metadata"]) is None
-    assert trained_folder(["model-00001-of-00002.safetensors", "config.json"]) is None
 
 
 def test_files_that_only_training_needs_are_known_by_name() -> None:

@@ -8,7 +8,8 @@ from typing import get_args
 
 import pytest
 
-from sharding.core.options import Group, of_command
+from sharding.core.option import Group
+from sharding.core.options import of_command
 from tests.commands import invoke, run_process
 from tests.conftest import environment, in_two_files
 from tests.docs.pages import CLI

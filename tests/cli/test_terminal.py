@@ -42,7 +42,7 @@ def test_a_long_table_has_its_first_and_last_rows_and_counts_the_others(count: i
     entries = tuple(FileEntry(file, 4) for file in files)
     checkpoint = Content(Place("hub", "a/b", ""), tuple(tensors), (Component(),), entries, entries, ())
     expected = files if count <= 40 else [*files[:20], f"({count - 40}", *files[-20:]]
-    for show in (lambda view: view.plan(plan), lambda view: view.checkpoint(checkpoint)):
+    for show in (lambda view: view.event(((), plan, None)), lambda view: view.event(checkpoint)):
         table, _, beside = shown(show)[0].partition("Other files: ")
         rows = [line.split()[0] for line in table.splitlines()]
         assert rows[rows.index("file") + 1 :] == expected

@@ -1,6 +1,6 @@
 """Every bound has a reason, and is one."""
 
-import ast
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,16 +13,9 @@ from tests.conftest import random_tensors, write_checkpoint
 
 
 def test_every_bound_has_its_reason() -> None:
-    body = ast.parse(Path(limits.__file__).read_text()).body
-    bare = []
-    for node, after in pairwise(body):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
-            bare.append(node.targets[0].id)
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                bare.clear()
-        else:
-            assert [name for name in bare if not name.startswith("_")] == []
-            bare.clear()
+    lines = Path(limits.__file__).read_text().splitlines()
+    bounds = [(before, line) for before, line in pairwise(lines) if re.match(r"[A-Z_]+ = ", line)]
+    assert len(bounds) > 50 and all("  # " in line or before.startswith("# ") for before, line in bounds)
 
 
 @pytest.mark.parametrize("bound", ["MAX_FILES", "MAX_TENSORS"])

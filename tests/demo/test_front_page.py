@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +33,9 @@ BASE = {"owner/name": "samples/t5-tiny"}
 
 
 @pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def front(served: Callable[..., Server]) -> Server:
     """A Hub with the samples."""
-    server = Server(tmp_path_factory.mktemp("front") / "hub")
-    server.start("--samples", entry=("sharding", "localhub"))
-    yield server
-    server.stop()
+    return served("--samples", entry=("sharding", "localhub"))
 
 
 def write_lora(folder: Path) -> None:

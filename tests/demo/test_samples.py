@@ -1,7 +1,7 @@
 """The command `localhub --samples` fills a Hub with models that load."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,6 @@ from tests.localhub.conftest import Server
 from tests.promises import promise
 
 COMMAND = ("sharding", "localhub")
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
-    """A Hub for one test."""
-    server = Server(tmp_path / "hub")
-    yield server
-    if server.process and server.process.poll() is None:
-        server.stop()
 
 
 @promise("README.md#try-it")
@@ -42,9 +33,9 @@ def test_reading_the_poem_prints_nothing(capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.thorough
-def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
+def test_the_samples_are_there_and_load(served: Callable[..., Server], tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    own.start("--samples", entry=COMMAND)
+    own = served("--samples", entry=COMMAND)
     api = own.api()
     assert {model.id for model in api.list_models()} >= {
         "samples/mistral-60m",
@@ -67,7 +58,7 @@ def test_the_samples_are_there_and_load(own: Server, tmp_path: Path) -> None:
     assert_quantized_and_trained_samples_become_ordinary(own, tmp_path)
     before = api.model_info("samples/t5-tiny").sha
     own.stop()
-    own.start("--samples", entry=COMMAND)
+    own.start(entry=COMMAND)
     assert own.api().model_info("samples/t5-tiny").sha == before
 
 

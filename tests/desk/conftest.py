@@ -17,7 +17,7 @@ from sharding.cli.commands import app
 from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
-from sharding.desk.gauge import this_machine
+from sharding.desk.forecast import this_machine
 from sharding.desk.jobs import ACTIVE, JobRequest, JobStatus, Settings
 from sharding.report.report import event_json
 from sharding.storage.hub.answers import Person

@@ -65,7 +65,7 @@ def test_a_desk_killed_in_mid_job_leaves_no_process_and_an_interrupted_job(
 ) -> None:
     script = (
         "import sys, time; from pathlib import Path; from sharding.core.options import Options; from sharding.desk import *\n"
-        "from sharding.desk.gauge import this_machine; from sharding.storage.hub.answers import Person\n"
+        "from sharding.desk.forecast import this_machine; from sharding.storage.hub.answers import Person\n"
         "alice = Person('alice', ('alice',)); this_machine().result()\n"
         f"sys.executable = {sys.executable!r}\n"
         f"desk = Desk(Settings(Path({str(settings.folder)!r}), {settings.endpoint!r}))\n"

@@ -17,27 +17,26 @@ from sharding.desk.forecast import (
     HUB_JOB_ANON_BYTES,
     MOST_SECONDS,
     Forecast,
-    Rates,
+    Machine,
     Work,
     correction,
-    expected_seconds,
     forecast,
+    measure_machine,
     range_around,
     seconds_left,
     seconds_until_start,
+    this_machine,
 )
-from sharding.desk.gauge import Machine, measure_machine, this_machine
 from sharding.desk.jobs import JobRecord, JobRequest, Settings, State
 from tests.desk.conftest import ALICE
 from tests.inhouse import InHouse
 
 NOON = 12 * 3600.0
-RATES = Rates(Machine(1.0, 200e6), 0.05)
-WORK = Work(14_500_000_000, 2, 66)
+WORK = Work(14_500_000_000, 2, 66, Machine(1.0, 200e6), 0.05)
 
-works = st.builds(Work, bytes=st.integers(1, 10**13), source_files=st.integers(1, 5000), files=st.integers(1, 5000))
 machines = st.none() | st.builds(Machine, start_seconds=st.floats(0, 20), bytes_per_second=st.floats(1e5, 1e10))
-rates = st.builds(Rates, machine=machines, answer_seconds=st.floats(0, 30))
+files = st.integers(1, 5000)
+works = st.builds(Work, st.integers(1, 10**13), files, files, machine=machines, answer_seconds=st.floats(0, 30))
 factors = st.lists(st.floats(0.01, 100), max_size=5)
 
 
@@ -51,13 +50,13 @@ def middle(estimate: Forecast) -> float:
     return (estimate.lower_seconds + estimate.upper_seconds) / 2
 
 
-@given(works, rates, factors)
+@given(works, factors)
 def test_a_range_surrounds_what_is_expected_and_its_upper_end_is_at_most_twice_the_lower(
-    work: Work, rates: Rates, taken: list[float]
+    work: Work, taken: list[float]
 ) -> None:
     """Rounding takes away at most a fifth at either end, or a second."""
-    expected = min(expected_seconds(work, rates) * median([1.0, *taken]), MOST_SECONDS)
-    estimate = forecast(work, rates, [record(seconds) for seconds in taken])
+    expected = min(work.expected_seconds * median([1.0, *taken]), MOST_SECONDS)
+    estimate = forecast(work, [record(seconds) for seconds in taken])
     assert 1 <= estimate.lower_seconds <= estimate.upper_seconds <= 2 * estimate.lower_seconds
     assert estimate.lower_seconds <= max(1.3 * expected / sqrt(2), expected / sqrt(2) + 1)
     assert estimate.upper_seconds >= min(expected * sqrt(2) / 1.3, expected * sqrt(2) - 1)
@@ -72,45 +71,45 @@ def test_a_time_of_any_size_has_a_range_and_none_is_longer_than_a_job_can_take(s
     assert seconds < MOST_SECONDS or (lower, upper) == range_around(MOST_SECONDS)
 
 
-@given(works, works, rates, factors)
-def test_more_bytes_or_files_never_take_less_time(one: Work, other: Work, rates: Rates, taken: list[float]) -> None:
+@given(works, works, factors)
+def test_more_bytes_or_files_never_take_less_time(one: Work, other: Work, taken: list[float]) -> None:
     done = [record(seconds) for seconds in taken]
-    more = Work(*(max(getattr(one, name), getattr(other, name)) for name in ("bytes", "source_files", "files")))
-    less, estimate = forecast(one, rates, done), forecast(more, rates, done)
+    most = {name: max(getattr(one, name), getattr(other, name)) for name in ("bytes", "source_files", "files")}
+    less, estimate = forecast(one, done), forecast(replace(one, **most), done)
     assert less.lower_seconds <= estimate.lower_seconds and less.upper_seconds <= estimate.upper_seconds
 
 
-@given(works, rates, st.floats(0.01, 30))
-def test_a_hub_that_answers_slowly_makes_a_job_longer(work: Work, rates: Rates, more: float) -> None:
-    slower = replace(rates, answer_seconds=rates.answer_seconds + more)
-    assert expected_seconds(work, slower) - expected_seconds(work, rates) > 40 * more
+@given(works, st.floats(0.01, 30))
+def test_a_hub_that_answers_slowly_makes_a_job_longer(work: Work, more: float) -> None:
+    slower = replace(work, answer_seconds=work.answer_seconds + more)
+    assert slower.expected_seconds - work.expected_seconds > 40 * more
 
 
 def test_each_part_of_the_work_and_a_slow_machine_count() -> None:
     for more in ({"bytes": 2 * WORK.bytes}, {"source_files": 3000}, {"files": 1000}):
-        assert expected_seconds(replace(WORK, **more), RATES) > 1.3 * expected_seconds(WORK, RATES)
-    slow = expected_seconds(WORK, replace(RATES, machine=Machine(1.0, 100e6)))
-    assert slow - expected_seconds(WORK, RATES) == pytest.approx(WORK.bytes / 200e6)
+        assert replace(WORK, **more).expected_seconds > 1.3 * WORK.expected_seconds
+    slow = replace(WORK, machine=Machine(1.0, 100e6)).expected_seconds
+    assert slow - WORK.expected_seconds == pytest.approx(WORK.bytes / 200e6)
 
 
 @pytest.mark.parametrize("seconds", [1, 19, 121, 599, 7199, 10**6])
 def test_a_range_reads_as_two_numbers_with_one_unit_and_says_no_more_than_is_known(seconds: float) -> None:
-    estimate = forecast(Work(1, 1, 1), Rates(Machine(0.0, 1 / seconds), 0.0), [])
+    estimate = forecast(Work(1, 1, 1, Machine(0.0, 1 / seconds), 0.0), [])
     text = time_range(estimate.lower_seconds, estimate.upper_seconds)
     digits = [word for word in text.split() if word[0].isdigit()]
     assert 1 <= len(digits) <= 4 and all(len(word.replace(".", "")) <= 3 for word in digits)
 
 
 def test_before_the_first_job_an_estimate_follows_from_what_was_measured_and_says_so() -> None:
-    estimate = forecast(WORK, RATES, [record(1000, 1, "failed"), record(None), record(5, None)])
-    assert estimate.lower_seconds <= expected_seconds(WORK, RATES) <= estimate.upper_seconds
+    estimate = forecast(WORK, [record(1000, 1, "failed"), record(None), record(5, None)])
+    assert estimate.lower_seconds <= WORK.expected_seconds <= estimate.upper_seconds
     assert (estimate.peak_anon_bytes, estimate.disk_bytes) == (HUB_JOB_ANON_BYTES, 0)
     assert "No job has been done here yet" in estimate.basis
     assert "200.0 MB a second" in estimate.basis and "within 50 ms" in estimate.basis
 
 
 def test_a_machine_that_cannot_be_measured_counts_as_another_one_and_the_estimate_says_so() -> None:
-    estimate = forecast(WORK, Rates(None, 0.05), [])
+    estimate = forecast(replace(WORK, machine=None), [])
     assert "could not be measured. Another one copied 250.0 MB a second" in estimate.basis
     assert estimate.lower_seconds <= 14_500 / 250 <= estimate.upper_seconds
 
@@ -122,8 +121,8 @@ def test_an_estimate_learns_from_the_jobs_that_were_done_here() -> None:
         record(900, 10),
         record(30, 10),
     ]
-    estimate = forecast(WORK, RATES, finished)
-    expected = 3 * expected_seconds(WORK, RATES)
+    estimate = forecast(WORK, finished)
+    expected = 3 * WORK.expected_seconds
     assert estimate.lower_seconds <= expected <= estimate.upper_seconds
     assert middle(estimate) == pytest.approx(expected, rel=0.15)
     assert (estimate.peak_anon_bytes, estimate.disk_bytes) == (9, 3)
@@ -132,8 +131,8 @@ def test_an_estimate_learns_from_the_jobs_that_were_done_here() -> None:
 
 @given(st.floats(30, 3000), st.integers(2, 9))
 def test_the_estimate_for_the_same_job_again_is_the_time_that_it_took(seconds: float, times: int) -> None:
-    done = record(seconds, expected_seconds(WORK, RATES))
-    assert middle(forecast(WORK, RATES, [done] * times)) == pytest.approx(seconds, rel=0.2)
+    done = record(seconds, WORK.expected_seconds)
+    assert middle(forecast(WORK, [done] * times)) == pytest.approx(seconds, rel=0.2)
 
 
 def test_a_single_job_counts_as_much_as_what_was_measured() -> None:
@@ -148,7 +147,7 @@ def test_only_jobs_that_were_done_whole_count() -> None:
     others = [record(10_000, 1, state) for state in states] + [record(None), record(10_000, None)]
     assert correction(finished) == correction([*others, *finished, *others]) == 20
     assert correction(others) is correction([]) is None
-    assert forecast(WORK, RATES, [*others, *finished]) == forecast(WORK, RATES, finished)
+    assert forecast(WORK, [*others, *finished]) == forecast(WORK, finished)
 
 
 def test_a_desk_takes_the_answers_of_its_hub_into_account(
@@ -201,6 +200,6 @@ def test_this_machine_is_measured_once_in_a_process_of_its_own() -> None:
 def test_a_machine_whose_measurement_breaks_off_or_hangs_is_not_known(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.desk.gauge.child_command", lambda *_: command.split())
-    monkeypatch.setattr("sharding.desk.gauge.GAUGE_SECONDS", 0.05 if "sleep" in command else 30)
+    monkeypatch.setattr("sharding.desk.forecast.child_command", lambda *_: command.split())
+    monkeypatch.setattr("sharding.desk.forecast.GAUGE_SECONDS", 0.05 if "sleep" in command else 30)
     assert measure_machine() is None

@@ -11,7 +11,6 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import Options
 from sharding.core.origin import Place, Role
 from sharding.core.values import Component, Content
@@ -130,7 +129,6 @@ def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
     headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
     for name in names:
         headers.read(name, None)
-    headers.forget()
     readings.seen.clear()
     for name in names[::-1]:
         headers.read(name, None)
@@ -146,15 +144,6 @@ def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings
     readings.broken = False
     headers.read("a/b", None)
     assert len(readings.seen) == 3
-
-
-def test_headers_are_read_again_when_they_are_old(readings: Readings) -> None:
-    now = [0.0]
-    headers = Headers("http://hub", clock=lambda: now[0])
-    for seconds in (0, CACHED_SECONDS, CACHED_SECONDS + 1):
-        now[0] = seconds
-        headers.read("a/b", None)
-    assert len(readings.seen) == 2
 
 
 def test_what_transformers_knows_is_asked_for_each_variant_and_each_number_of_ranks(

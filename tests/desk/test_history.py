@@ -61,7 +61,7 @@ def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
     history = History()
     for stage in ("check", "transfer", "transfer", "verify"):
         history.take({**PROGRESS, "stage": stage}, NOON)
-    assert [line.split()[1] for line in history.log] == ["Checking", "Writing", "Reading"]
+    assert [line.split()[1] for line in history.log] == ["Checking", "Writing", "Verifying."]
     assert history.log[0].startswith("12:00:00 ")
 
 

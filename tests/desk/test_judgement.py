@@ -14,8 +14,7 @@ from sharding.core.errors import SourceError
 from sharding.core.made import Made
 from sharding.core.values import Content
 from sharding.core.verification import Evidence, Outcome
-from sharding.desk.judgement import Results
-from sharding.desk.verdicts import Reading, Verdict, Verdicts
+from sharding.desk.judgement import Reading, Results, Verdict, Verdicts
 from sharding.page.result_panels import is_proved
 from sharding.report.files import Result, read_result
 from sharding.verify.trust import Trust
@@ -28,7 +27,6 @@ from tests.report.results import CAST, DEQUANTIZED, LORA, MERGE, of, planned, pr
 MODEL, COPY, HUB = "alice/model", "bob/copy", "http://hub"
 UNMERGED = "somebody/else@" + "1" * 40
 DIFFERS = {"kind": "verify", "outcome": Outcome("different", 1), "error": "The copy differs."}
-UNDECIDED = {"kind": "verify", "outcome": Outcome("undecided", 2), "error": "It cannot be told."}
 
 
 def claiming(result: Result, made: Made = (), asked: dict[str, str] | None = None, **source: Any) -> Result:
@@ -195,17 +193,6 @@ def test_what_was_read_here_and_differs_does_not_fit(
     found = judged(verdict(**DIFFERS))
     assert (found.level, found.reasons[1]) == ("contradicted", "The copy differs.")
     assert judged(verdict(**DIFFERS, unreached=(UNMERGED,))).level == "contradicted"
-
-
-def test_what_nobody_can_tell_hides_no_difference_and_is_hidden_by_no_reading_that_found_none(
-    judged: Callable[..., Any], verdict: Callable[..., Verdict]
-) -> None:
-    differs, open_ = verdict(**DIFFERS), verdict(**UNDECIDED)
-    equal, made = verdict(kind="verify"), verdict()
-    for verdicts in permutations((differs, open_, equal, made)):
-        assert judged(*verdicts).level == "contradicted"
-    for verdicts in permutations((open_, equal, made)):
-        assert judged(*verdicts).level == "fits"
 
 
 @pytest.mark.parametrize("kind", ["shard", "verify"])

@@ -110,16 +110,8 @@ def test_only_the_whole_id_leads_to_a_job(settings: Settings, stage: Stage, smal
         assert destination_of(job_id) == destination == name
         others = [f"{secret}/{destination}-2", f"{secret}/acme/{destination.split('/')[1]}", secret, f"{secret}/"]
         others += [f"{job_id}/", f"{job_id}/more", f"{job_id}\n", f" {job_id}", f"x{job_id}", job_id.swapcase()]
-        others += [
-            "",
-            "..",
-            "../..",
-            "desk.lock",
-            "x/alice/y",
-            "\0" * 22 + "/a/b",
-            f"../desk/{name}",
-            f"{'A' * 22}/{name}",
-        ]
+        others += ["", "..", "../..", "desk.lock", "x/alice/y", "\0" * 22 + "/a/b", f"{'A' * 22}/{name}"]
+        others += [f"../desk/{name}"]
         for other in others:
             assert desk.status(other, "alice") is None, other
         actor.exit()

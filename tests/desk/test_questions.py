@@ -12,6 +12,7 @@ import pytest
 
 from sharding.core.errors import Refused, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
+from sharding.desk import questions as room
 from sharding.desk.questions import PATIENT_THREADS, QUESTIONS_WAITING, Questions, patient, result_of
 from tests.conftest import in_a_loop
 from tests.desk.actors import until
@@ -107,7 +108,7 @@ def test_who_waits_for_an_answer_may_not_wait_for_another_ones_too(questions: Qu
         while not began.is_set():
             await asyncio.sleep(0.001)
         waiting.append(asks("second", "bob"))
-        while len(questions._questions) < 2:
+        while len(questions._kept) < 2:
             await asyncio.sleep(0.001)
         for caller in ("alice", "bob"):
             with pytest.raises(Refused, match="still being answered"):
@@ -192,11 +193,11 @@ def test_neither_what_makes_an_answer_is_held_once_it_is_there_nor_an_answer_tha
     until(lambda: are_gone(large))
 
 
-@pytest.mark.parametrize(("bound", "value"), [("CACHED_ANSWERS", 3), ("CACHED_TENSORS", 30)])
+@pytest.mark.parametrize(("bound", "value"), [("_most", 3), ("CACHED_TENSORS", 30)])
 def test_the_newest_answers_stay_where_they_are_too_many_or_too_large(
     questions: Questions, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
-    monkeypatch.setattr(f"sharding.desk.questions.{bound}", value)
+    monkeypatch.setattr(questions if bound == "_most" else room, bound, value)
     made: list[str] = []
 
     def ask(keys: str, caller: str) -> str:
@@ -217,7 +218,7 @@ def test_a_function_runs_again_with_the_answers_that_it_has_waited_for(questions
         runs.append(1)
         total = 0
         for key in ("one", "two"):
-            questions._questions.clear()
+            questions._kept.clear()
             total += questions.ask(key, "a", lambda: 1)
         return total
 

@@ -103,7 +103,7 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
         stream.write(b'{"time": 4.0, "event": "prog')
     history = shelf.history(kept)
     log = [" ".join(line.split()[:2]) for line in history.log]
-    assert log == ["00:00:01 Checking", "00:00:03 Reading", "00:01:00 It"]
+    assert log == ["00:00:01 Checking", "00:00:03 Verifying.", "00:01:00 It"]
     assert history.progress and history.progress.phase == "verify"
 
 

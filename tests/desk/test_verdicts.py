@@ -17,7 +17,7 @@ from sharding.core.options import Options
 from sharding.core.verification import Outcome
 from sharding.desk.desk import Desk
 from sharding.desk.jobs import JobRequest, Settings
-from sharding.desk.verdicts import Reading, Verdict, Verdicts
+from sharding.desk.judgement import Reading, Verdict, Verdicts
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.conftest import AS_ALICE, end
 from tests.hubs import download, push, shard
@@ -131,7 +131,7 @@ def test_a_row_that_this_version_does_not_write_is_not_believed_in_part(name: st
 def test_the_oldest_are_forgotten_and_no_agreement_outlives_a_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sharding.desk.verdicts.MOST_VERDICTS", 5)
+    monkeypatch.setattr("sharding.desk.judgement.MOST_VERDICTS", 5)
     verdicts, equal = Verdicts(tmp_path, HUB), replace(MADE, outcome=IDENTICAL)
     verdicts.add(replace(MADE, kind="verify", outcome=DIFFERENT, error="It differs."))
     verdicts.add(equal)
@@ -147,7 +147,7 @@ def test_the_oldest_are_forgotten_and_no_agreement_outlives_a_difference(
 
 def test_nobody_else_can_read_or_write_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the mask of the one who starts the page, also once the oldest are forgotten."""
-    monkeypatch.setattr("sharding.desk.verdicts.MOST_VERDICTS", 2)
+    monkeypatch.setattr("sharding.desk.judgement.MOST_VERDICTS", 2)
     before = os.umask(0)
     try:
         for number in range(4):

@@ -1,5 +1,6 @@
-"""`.metadata` is read as torch reads it, and nothing in it is called."""
+"""`.metadata` is read as torch reads it, the pieces are what it says of them, and nothing in it is called."""
 
+import io
 import os
 import pickle
 import pickletools
@@ -20,6 +21,7 @@ from sharding.formats.torch_globals import PickleRefused
 from sharding.job import inspect
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import open_folder
+from tests.cli.test_forged_ranks import write_ranks
 from tests.formats.test_torch_hostile import Call
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -150,3 +152,38 @@ def test_places_of_many_pieces_are_found_in_little_memory_and_few_reads(
         assert torch.frombuffer(bytearray(stored), dtype=torch.float32).item() == float(tensor.name[1:])
     metadata_bytes = (tmp_path / ".metadata").stat().st_size
     assert read_to_plan - metadata_bytes < 60 * 8_000 < sum(tensor.bytes for tensor in checkpoint.tensors) / 5
+
+
+ROW = torch.zeros(1, 4)
+SAYS = r", but .metadata says float32 \[1, 4\]"
+
+
+def write(folder: Path, *rows: object) -> Path:
+    """Write a checkpoint of one tensor in float32 with as many rows; the file holds what `torch.save` makes of each."""
+    data, places = b"", []
+    for row in rows:
+        stream = io.BytesIO()
+        torch.save(row, stream)
+        places.append((len(data), stream.tell()))
+        data += stream.getvalue()
+    return write_ranks(folder, data, places)
+
+
+@pytest.mark.parametrize(
+    ("piece", "problem"),
+    [
+        (ROW.int(), r"it is int32 \[1, 4\]" + SAYS),
+        (ROW.half(), r"it is float16 \[1, 4\]" + SAYS),
+        (ROW.view(4), r"it is float32 \[4\]" + SAYS),
+        (torch.zeros(2, 4), r"it is float32 \[2, 4\]" + SAYS),
+        ({"w": ROW}, "it is not a tensor"),
+    ],
+    ids=["dtype", "shorter dtype", "dimensions", "length", "dictionary"],
+)
+def test_a_piece_of_another_dtype_or_shape_is_refused_wherever_it_stands(
+    piece: object, problem: str, tmp_path: Path
+) -> None:
+    for place in range(3):
+        source = write(tmp_path / str(place), *[ROW] * place, piece, *[ROW] * (2 - place))
+        with pytest.raises(SourceError, match=f"The piece of w in __0_0.distcp cannot be read: {problem}"):
+            inspect(str(source))

@@ -140,10 +140,6 @@ def test_a_header_is_accepted_or_refused_as_safetensors_does(data: bytes, tmp_pa
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
-def test_the_cases_hold_both_accepted_and_refused_headers() -> None:
-    assert 15 < len(list(filter(ours, WHOLE.values()))) < len(WHOLE) - 15
-
-
 BASE = (
     '{"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},'
     '"bé":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},'
@@ -174,13 +170,8 @@ def test_a_mutated_header_is_accepted_or_refused_as_safetensors_does(data: bytes
     assert ours(data) == theirs(data, tmp_path / "x.safetensors")
 
 
-NUMPY_DTYPES = [
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    *(f"{sign}int{2**n}" for sign in ("", "u") for n in range(3, 7)),
-]
+INTEGERS = [f"{sign}int{2**n}" for sign in ("", "u") for n in range(3, 7)]
+NUMPY_DTYPES = ["bool", "float16", "float32", "float64", *INTEGERS]
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
 arrays = st.builds(np.zeros, st.lists(st.integers(0, 3), max_size=3).map(tuple), st.sampled_from(NUMPY_DTYPES))
 

@@ -22,9 +22,10 @@ from torch._utils import _rebuild_tensor_v2
 from sharding.checkpoint.readers.torch_bin import Archive, read_archive
 from sharding.core.dtypes import BY_TORCH
 from sharding.core.errors import SourceError
+from sharding.formats import torch_globals as stand_ins
 from sharding.recipes.laid import Laid
 from sharding.recipes.stored import place_of
-from tests.fuzz.seeds import archives, saved
+from tests.fuzz.seeds import archives, rezipped, saved
 from tests.fuzz.targets import Memory
 from tests.promises import promise
 
@@ -179,6 +180,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "an empty stack": (packed(b"a."), "uses a value that does not exist"),
     "nothing remembered": (packed(b"h\5."), "uses a value that does not exist"),
     "no end": (packed(b"}"), "ends early"),
+    "an escape in a name": (packed(b"ctorch\nFloat\\x53torage\n."), r"asks for 'torch\.Float\\\\x53torage'"),
     "a call without a list": (packed(b"ccollections\nOrderedDict\n}R."), "without a list of arguments"),
     # Tensors that cannot be
     "a storage larger than its record": (of(count=7), "extends beyond"),
@@ -358,3 +360,71 @@ def test_what_is_accepted_of_a_mutated_pickle_is_what_torch_reads(data: bytes) -
             ours == stride or length == 1
             for ours, stride, length in zip(view.strides, one.stride(), one.shape, strict=True)
         )
+
+
+def test_every_name_that_is_allowed_is_allowed_by_torch() -> None:
+    assert set(torch._weights_only_unpickler._get_allowed_globals()) >= stand_ins.ALLOWED
+
+
+def test_every_storage_has_the_dtype_that_torch_gives_it() -> None:
+    allowed = torch._weights_only_unpickler._get_allowed_globals()
+    assert {name: str(allowed[name].dtype) for name in stand_ins.STORAGE_DTYPES} == {
+        name: f"torch.{dtype}" for name, dtype in stand_ins.STORAGE_DTYPES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "is_within"),
+    {
+        "all of it": ({"shape": (2, 3), "strides": (3, 1), "count": 6}, True),
+        "its end": ({"offset": 4, "shape": (2,), "strides": (1,), "count": 6}, True),
+        "one beyond its end": ({"offset": 5, "shape": (2,), "strides": (1,), "count": 6}, False),
+        "beyond a storage that is shorter than its record": ({"shape": (2, 3), "strides": (3, 1), "count": 5}, False),
+        "the last column, one beyond": ({"offset": 3, "shape": (2, 1), "strides": (3, 1), "count": 6}, False),
+        "the last column": ({"offset": 2, "shape": (2, 1), "strides": (3, 1), "count": 6}, True),
+        "every element of it again and again": ({"shape": (9, 6), "strides": (0, 1), "count": 6}, True),
+    }.values(),
+    ids=lambda value: str(value).replace(" ", ""),
+)
+def test_a_tensor_ends_where_its_storage_ends_and_not_where_its_record_does(
+    made: dict[str, object], is_within: bool
+) -> None:
+    data = packed(pickled_as({"w": tensor(), "v": tensor(**made)} if made["count"] == 6 else {"v": tensor(**made)}))  # type: ignore[arg-type]
+    if is_within:
+        assert [entry.shape for entry in read(data).tensors if entry.name == "v"] == [made["shape"]]
+        assert torch.load(io.BytesIO(data), weights_only=True)["v"].shape == made["shape"]
+        return
+    with pytest.raises(SourceError, match="v extends beyond the bytes of its storage"):
+        read(data)
+    with pytest.raises(RuntimeError):
+        torch.load(io.BytesIO(data), weights_only=True)
+
+
+def with_own_header(data: bytes, name: str, more: int) -> bytes:
+    """The zip file, where the own header of record `name` says that so many bytes `more` stand before its content."""
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        at = file.getinfo(name).header_offset + 28
+    changed = bytearray(data)
+    struct.pack_into("<H", changed, at, struct.unpack_from("<H", data, at)[0] + more)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("archive/data.pkl", 1), ("archive/data/0", 8), ("archive/data/1", 1), ("archive/data/1", 60_000)],
+)
+def test_a_record_that_its_own_header_puts_elsewhere_than_the_directory_is_refused(name: str, more: int) -> None:
+    sound = rezipped(saved({"w": torch.arange(2.0), "v": torch.ones(3)}))
+    assert [entry.name for entry in read(sound).tensors] == ["w", "v"]
+    with pytest.raises(SourceError, match=f"'{name}' overlaps the bytes after it"):
+        read(with_own_header(sound, name, more))
+
+
+@pytest.mark.parametrize("name", ["archive/data/0", "archive/data/1"])
+def test_a_record_that_does_not_begin_where_the_directory_says_is_refused(name: str) -> None:
+    data = bytearray(rezipped(saved({"w": torch.arange(2.0), "v": torch.ones(3)})))
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        at = file.getinfo(name).header_offset
+    data[at : at + 4] = b"PK\1\2"
+    with pytest.raises(SourceError, match=f"'{name}' is not where its directory says"):
+        read(bytes(data))

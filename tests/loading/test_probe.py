@@ -33,7 +33,7 @@ NEVER = 10**12
 
 def can_make_cgroups() -> bool:
     try:
-        from sharding.loading.probe.memory import memory_cap
+        from sharding.loading.probe.__main__ import memory_cap
 
         with memory_cap(NEVER, "cgroup"):
             return True

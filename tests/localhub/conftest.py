@@ -25,6 +25,11 @@ from huggingface_hub import HfApi  # noqa: E402
 from tests.conftest import environment  # noqa: E402
 
 NUMBERS = count()
+SIGN_IN = {
+    **{"response_type": "code", "client_id": "app", "redirect_uri": "http://127.0.0.1:1/login/callback?_target_url=/"},
+    **{"scope": "openid profile", "state": "s 1", "nonce": "n"},
+}
+"""What an application asks of the Hub."""
 
 
 @dataclass
@@ -105,15 +110,24 @@ class Server:
         body = [{"key": "header", "value": {"summary": "x"}}, *lines]
         return self.ask("POST", f"/api/models/{repo_id}/commit/main", "\n".join(map(json.dumps, body)).encode(), token)
 
-    def login(self, user: str, scope: str, app: str = "app", nonce: str = "n") -> dict[str, Any]:
+    def login(self, user: str, scope: str, app: str = "app") -> dict[str, Any]:
         """Sign `user` in to an application; return what its token endpoint gets."""
-        back = "http://127.0.0.1:1/login/callback?_target_url=/"
-        query = {"response_type": "code", "client_id": app, "redirect_uri": back, "scope": scope, "state": "s"}
-        asked = self.ask("GET", f"/oauth/authorize?{urlencode({**query, 'nonce': nonce, 'user': user})}", token=None)
-        code = parse_qs(urlsplit(asked.headers["location"]).query)["code"][0]
-        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": back, "client_id": app}
-        answer: dict[str, Any] = self.ask("POST", "/oauth/token", form=form, token=None).json()
-        return answer
+        code = self.code(user=user, scope=scope, client_id=app)
+        return self.exchange(code, client_id=app).json()  # type: ignore[no-any-return]
+
+    def code(self, **query: str) -> str:
+        """Sign alice in to an application, or as `query` says; return the code that its browser brings back."""
+        asked = self.ask("GET", f"/oauth/authorize?{urlencode({**SIGN_IN, 'user': 'alice', **query})}", token=None)
+        assert asked.status == 302 and asked.headers["location"].startswith(f"{SIGN_IN['redirect_uri']}&")
+        answer = parse_qs(urlsplit(asked.headers["location"]).query)
+        assert answer["state"] == ["s 1"]
+        return answer["code"][0]
+
+    def exchange(self, code: str, **more: str) -> Reply:
+        """Exchange a code for a login, as the application does."""
+        app = {"redirect_uri": SIGN_IN["redirect_uri"], "client_id": "app"}
+        form = {"grant_type": "authorization_code", "code": code, **app, **more}
+        return self.ask("POST", "/oauth/token", form=form, token=None)
 
 
 @pytest.fixture(scope="session")

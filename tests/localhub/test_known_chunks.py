@@ -49,16 +49,6 @@ def upload(over_http: Server, tmp_path: Path) -> Callable[..., list[int]]:
     return upload
 
 
-def test_a_new_client_sends_only_what_differs_from_a_file_with_the_same_beginning(
-    upload: Callable[..., list[int]],
-) -> None:
-    first = payload(BYTES, 1)
-    assert upload(first) == [BYTES]
-    assert upload(first) == [0]
-    (new,) = upload(first[: BYTES // 2] + b"changed" + first[BYTES // 2 :])
-    assert 0 < new <= ABOUT_A_CHUNK
-
-
 def test_a_file_with_a_new_beginning_is_sent_until_the_client_asks_about_a_known_chunk(
     upload: Callable[..., list[int]],
 ) -> None:

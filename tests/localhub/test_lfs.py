@@ -41,9 +41,9 @@ def test_a_hub_without_xet_speaks_of_none(plain: Server) -> None:
         assert plain.ask("GET", f"/api/models/alice/lfs/xet-{kind}-token/main").status == 404
 
 
-def batch(plain: Server, content: bytes, token: str = "hf_alice", transfers: tuple[str, ...] = ("basic",)) -> dict:
+def batch(plain: Server, content: bytes, token: str = "hf_alice") -> dict:
     objects = [{"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}]
-    body = {"operation": "upload", "transfers": transfers, "objects": objects, "hash_algo": "sha256"}
+    body = {"operation": "upload", "transfers": ["basic", "multipart"], "objects": objects, "hash_algo": "sha256"}
     reply = plain.ask("POST", "/alice/lfs.git/info/lfs/objects/batch", body, token=token)
     assert reply.status == 200, reply.body
     return reply.json()["objects"][0]
@@ -55,15 +55,15 @@ def test_an_upload_url_takes_only_what_it_was_signed_for(plain: Server) -> None:
     oid = hashlib.sha256(content).hexdigest()
     for wrong in (href.replace("size=5000", "size=5001"), href.replace(oid, "0" * 64), href[:-1], href.split("?")[0]):
         assert plain.ask("PUT", wrong, content, token=None).status == 403
-    assert plain.ask("PUT", href, content + b"x", token=None).status == 413
-    assert plain.ask("PUT", href, payload(5000, 2), token=None).status == 400
+    for wrong in (content + b"x", payload(5000, 2)):
+        assert plain.ask("PUT", href, wrong, token=None).status == 400
     assert plain.ask("PUT", href, content, token=None).status == 200
     assert "actions" not in batch(plain, content)
 
 
 def test_parts_that_do_not_make_the_file_are_refused(plain: Server) -> None:
     content = payload(250_000, 3)
-    header = batch(plain, content, transfers=("basic", "multipart"))["actions"]["upload"]
+    header = batch(plain, content)["actions"]["upload"]
     numbers = sorted(key for key in header["header"] if key.isdecimal())
     assert numbers == ["00001", "00002", "00003"]
     parts = [{"partNumber": n, "etag": "x"} for n in (1, 2, 3)]

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
@@ -16,16 +16,12 @@ from tests.localhub.conftest import Server, payload
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
+def own(served: Callable[..., Server]) -> Server:
     """A Hub for one test, which may kill it."""
-    server = Server(tmp_path / "hub")
-    yield server
-    if server.process and server.process.poll() is None:
-        server.stop()
+    return served()
 
 
 def test_everything_is_still_there_after_a_kill(own: Server) -> None:
-    own.start()
     api = own.api()
     api.create_repo("alice/kept")
     operations = [CommitOperationAdd("w.bin", payload(300_000, 1)), CommitOperationAdd("a.txt", b"a")]
@@ -45,7 +41,6 @@ def test_everything_is_still_there_after_a_kill(own: Server) -> None:
 
 
 def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
-    own.start()
     own.api().create_repo("alice/torn")
 
     def commit(number: int) -> int:
@@ -70,7 +65,6 @@ def test_a_kill_in_the_middle_of_commits_leaves_whole_ones(own: Server) -> None:
 
 
 def test_it_listens_on_this_machine_only_takes_no_port_of_another_and_stops(own: Server, tmp_path: Path) -> None:
-    own.start()
     assert own.address.startswith("http://127.0.0.1:")
     command = [sys.executable, "-m", "sharding.localhub", "--folder", str(tmp_path / "other"), "--port"]
     command.append(own.address.rsplit(":", 1)[1])

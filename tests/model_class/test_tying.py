@@ -10,52 +10,26 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.initialization import meta_device_safe_creation_ops
 
 from sharding import job
 from sharding.model_class.class_table import TABLE, tied_names, ties
-from tests import models
 from tests.folders import reshard, tensors, weights
 from tests.lora import Tensors
 from tests.model_class import table_maker
+from tests.scenarios import architectures
+from tests.scenarios.architectures import T5, Architecture
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-TEXT = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-SEQ2SEQ = {
-    "vocab_size": 96, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
-}  # fmt: skip
-VISION = {"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-          "num_attention_heads": 4, "image_size": 16, "patch_size": 8}  # fmt: skip
-KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", "llama", TEXT),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2", {**TEXT, "num_key_value_heads": 2}),
-    "gpt2": ("GPT2LMHeadModel", "gpt2", {**models.CLASSES["gpt2"][2], "n_layer": 2}),
-    "opt": ("OPTForCausalLM", "opt", {**TEXT, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "bert": ("BertForMaskedLM", "bert", TEXT),
-    "roberta": ("RobertaForMaskedLM", "roberta", TEXT),
-    "t5": ("T5ForConditionalGeneration", "t5", {**models.CLASSES["t5"][2], "num_layers": 1}),
-    "pop2piano": ("Pop2PianoForConditionalGeneration", "pop2piano", {
-        "vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}),
-    "bart": ("BartForConditionalGeneration", "bart", SEQ2SEQ),
-    "marian": ("MarianMTModel", "marian", {**SEQ2SEQ, "decoder_vocab_size": 96}),
-    "llava": ("LlavaForConditionalGeneration", "llava", {"text_config": {"model_type": "llama", **TEXT},
-              "vision_config": VISION, "image_token_index": 95}),
-}  # fmt: skip
+KINDS = ["llama", "qwen2", "gpt2", "opt", "bert", "roberta", "t5", "pop2piano", "bart", "marian", "llava"]
+POP2PIANO = Architecture("speech", "Pop2PianoForConditionalGeneration", T5)
 SAYS_IT = {"false": False, "true": True}
 
 
 def save(kind: str, says: bool | None, folder: Path) -> type[PreTrainedModel]:
     """Save a model whose output head shares memory with its embeddings, and a config.json that `says` so or not."""
-    name, model_type, options = KINDS[kind]
-    torch.manual_seed(0)
-    cls: type[PreTrainedModel] = getattr(transformers, name)
-    model = cls(AutoConfig.for_model(model_type, **options))
+    model = architectures.build(kind, torch.float32, POP2PIANO if kind == "pop2piano" else None)
     embeddings = model.get_input_embeddings().weight
     state = {
         key: embeddings if tensor.shape == embeddings.shape and ("embed" in key or "head" in key) else tensor
@@ -63,7 +37,7 @@ def save(kind: str, says: bool | None, folder: Path) -> type[PreTrainedModel]:
         if key != "lm_head.weight" or hasattr(model, "lm_head") and hasattr(model.lm_head, "weight")
     }
     assert len({tensor.data_ptr() for tensor in state.values()}) < len(state)
-    model.config.architectures = [name]
+    model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     for part in (config, config.get("text_config", {})):
@@ -71,7 +45,7 @@ def save(kind: str, says: bool | None, folder: Path) -> type[PreTrainedModel]:
         part |= {} if says is None else {"tie_word_embeddings": says}
     (folder / "config.json").write_text(json.dumps(config))
     torch.save({key: tensor.detach() for key, tensor in state.items()}, folder / "pytorch_model.bin")
-    return cls
+    return type(model)
 
 
 def loaded(cls: type[PreTrainedModel], folder: Path) -> tuple[Tensors, list[str]]:
@@ -182,6 +156,7 @@ SAYS_SO = {"tie_word_embeddings": True}
         ({"model_type": "llama", "auto_map": {"AutoModelForCausalLM": "x.Y"}, **SAYS_SO}, False),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "gpt2"}, **SAYS_SO}, True),
         ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "luke", **SAYS_SO}, **SAYS_SO}, False),
+        ({"model_type": "vision-encoder-decoder", "decoder": {"model_type": "mine", **SAYS_SO}, **SAYS_SO}, False),
     ],
 )
 def test_only_what_is_known_to_be_tied_again_is_united(config: dict[str, Any], is_tied: bool) -> None:

@@ -16,6 +16,7 @@ from tests import hubs
 from tests.conftest import LONGEST_SECONDS, in_two_files
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
+from tests.page.rooms import Rooms, rooms_over
 from tests.page.site import Site, as_space, session_of
 from tests.page.sources import save_fp8, save_layered, save_long, save_one, save_variants
 
@@ -113,6 +114,13 @@ def genuine(hub: Server, small: str) -> str:
 def held_job(hub: InHouse, name: str, after: int = 0) -> AbstractContextManager[None]:
     """Have a job into the repo `name` get no further than `after` shards: for each it asks for leave to upload."""
     return hub.holding(f"GET .*/{name}/xet-write", after)
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    """The rooms of the page over a Hub of their own, without a browser."""
+    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
+        yield rooms
 
 
 # --- The page -------------------------------------------------------------------------------------------

@@ -65,30 +65,6 @@ def test_the_endpoints_are_six_and_take_no_token(connect: Connect) -> None:
     assert {"source", "destination", "max_shard_size", "strategy", "order", "dtype", "job", "repo"} <= names
 
 
-def test_a_program_looks_plans_shards_and_reads_the_result(connect: Connect, small: str) -> None:
-    client = connect("hf_alice")
-    assert client.predict(source=small, api_name="/inspect")["tensors"] == 14
-    plan = client.predict(source=small, max_shard_size="70kB", api_name="/plan")
-    assert len(plan["shards"]) == 4
-    name = f"alice/{copy_name()}"
-    taken = client.predict(source=small, destination=name, max_shard_size="70kB", private=True, api_name="/shard")
-    assert taken["link"].endswith(f"?job={taken['job']}")
-    status = finish(client, taken["job"])
-    assert status["state"] == "done"
-    result = client.predict(repo=name, api_name="/result")
-    assert result["trust"]["level"] == "made-here"
-    assert result["report"]["verification"]["identical"]
-    assert [shard["file"] for shard in result["report"]["shards"]] == [shard["file"] for shard in plan["shards"]]
-
-
-def test_a_program_finds_and_names_a_variant(connect: Connect, variants: str) -> None:
-    client = connect("hf_alice")
-    assert client.predict(source=variants, api_name="/inspect")["other_variants"] == ["fp16"]
-    assert client.predict(source=variants, variant="fp16", api_name="/inspect")["variant"] == "fp16"
-    with pytest.raises(AppError, match="There is no variant 'bf16'. Use one of these: the plain weights, 'fp16'"):
-        client.predict(source=variants, variant="bf16", api_name="/plan")
-
-
 NONSENSE: list[tuple[dict[str, object], str]] = [
     ({"max_shard_size": "9" * 5000}, "size"),
     ({"max_shard_size": ""}, "is not a size"),

@@ -34,37 +34,13 @@ def public_copy(source: str, name: str) -> list[Any]:
 FOREIGN: Headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Origin": EVIL}
 
 
-def test_at_home_another_site_or_name_starts_nothing_and_reads_nothing_without_a_token_of_its_own(
-    home: Site, hub: Server, small: str
-) -> None:
-    name, private = copy_name(), "alice/hidden-from-bob"
-    status, said = call(home, "shard", public_copy(small, name), {"Host": "evil.example"})
-    assert (status, "SHARD_HOSTS" in said) == (421, True)
-    for path in ("call/shard", "queue/join", "run/shard", "upload", "mcp/", "cancel", "reset"):
-        answer = ask(home, "POST", f"/gradio_api/{path}", FOREIGN, {"data": public_copy(small, name)})
-        assert answer.status_code == 403, path
-        assert "Access-Control-Allow-Credentials" not in answer.headers
-    assert not exists(hub, f"alice/{name}")
-    hub.api("hf_alice").create_repo(private, private=True, exist_ok=True)
-    by_bob = {**FOREIGN, "Authorization": "Bearer hf_bob"}
-    assert "event: complete" in call(home, "inspect", [small, *choices("inspect")], by_bob)[1]
-    for headers in (by_bob, {"Authorization": "Basic YTpi"}):  # this machine's login is not lent to them
-        said = call(home, "inspect", [private, *choices("inspect")], headers)[1]
-        assert "event: error" in said and "hold" not in said
-
-
 # --- On a Space -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cookie(space: Site) -> str:
-    """The cookie of alice, who has signed in on the Space."""
-    return f"session={session_of(space, 'alice')}"
-
-
 def test_only_the_page_itself_signs_a_visitor_out_and_who_declines_to_sign_in_is_led_back(
-    space: Site, cookie: str
+    space: Site,
 ) -> None:
+    cookie = f"session={session_of(space, 'alice')}"
     own = {"Referer": f"{space.address}/?repo=bob/small"}
     for headers, leads in ((FOREIGN, False), ({}, False), ({"Referer": f"{EVIL}/"}, False), (own, True)):
         answer = ask(space, "GET", "/logout", {**headers, "Cookie": cookie})

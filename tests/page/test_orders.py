@@ -13,23 +13,21 @@ from sharding.page.planning import Planning
 from sharding.planning.plan import identify_plan
 from tests.conftest import random_tensors
 from tests.hubs import exists, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over, told
+from tests.page.rooms import Rooms, asks, login, told
 from tests.promises import promise
 
 MODEL, OTHER, HIDDEN, GATED = "bob/model", "bob/other", "alice/hidden", "alice/gated"
 TAKEN, SECOND = "alice/taken", "alice/second"
 
 
-@pytest.fixture(scope="module")
-def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
-    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
-        for name in (MODEL, OTHER):
-            rooms.push(name, random_tensors(3))
-        rooms.push(HIDDEN, random_tensors(3), private=True)
-        rooms.push(GATED, random_tensors(3), gated=True)
-        for name in (TAKEN, SECOND):
-            shard(rooms.hub, OTHER, name)
-        yield rooms
+@pytest.fixture(scope="module", autouse=True)
+def repos(rooms: Rooms) -> None:
+    for name in (MODEL, OTHER):
+        rooms.push(name, random_tensors(3))
+    rooms.push(HIDDEN, random_tensors(3), private=True)
+    rooms.push(GATED, random_tensors(3), gated=True)
+    for name in (TAKEN, SECOND):
+        shard(rooms.hub, OTHER, name)
 
 
 @pytest.fixture

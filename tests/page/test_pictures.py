@@ -302,11 +302,3 @@ def test_the_origin_of_a_space_is_its_first_name(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SPACE_ID", "carol/shard-my-repo")
     assert Site.from_environment().drawn(BADGE, f"{COPY}@v2") == f"{ORIGIN}/badge.svg?result={COPY}@v2"
     assert Site.from_environment().drawn(CERTIFICATE, COPY) == f"{ORIGIN}/certificate.png?result={COPY}"
-
-
-def test_everything_else_is_passed_on(rooms: Rooms) -> None:
-    async def work(client: httpx.AsyncClient) -> None:
-        for method, path in (("GET", "/"), ("GET", "/badge.svg/x"), ("POST", "/badge.svg"), ("GET", "/badge.png")):
-            assert (await client.request(method, path)).text == "the page"
-
-    asking(rooms.desk.results.judge, work)

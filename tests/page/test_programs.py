@@ -16,20 +16,18 @@ from sharding.page.api import Endpoints
 from sharding.page.site import Site
 from tests.conftest import LONGEST_SECONDS, in_a_loop, random_tensors
 from tests.hubs import download, push, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over
+from tests.page.rooms import Rooms, asks, login
 from tests.page.sources import save_fp8, save_one
 from tests.promises import promise
 
 SMALL, HIDDEN, GATED = "bob/small", "alice/hidden", "alice/gated"
 
 
-@pytest.fixture(scope="module")
-def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
-    with rooms_over(tmp_path_factory.mktemp("rooms")) as rooms:
-        rooms.push(SMALL)
-        rooms.push(HIDDEN, private=True)
-        rooms.push(GATED, gated=True)
-        yield rooms
+@pytest.fixture(scope="module", autouse=True)
+def repos(rooms: Rooms) -> None:
+    rooms.push(SMALL)
+    rooms.push(HIDDEN, private=True)
+    rooms.push(GATED, gated=True)
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ def test_a_job_and_a_plan_are_opened_by_a_link() -> None:
 
 
 def test_each_button_works_a_field_of_the_form() -> None:
-    fields = {block.elem_id: block for block in in_a_loop(form()).parts}
+    fields = {block.elem_id: block for block in in_a_loop(form()).by_name.values()}
     helps = [help_with(Remedy(kind)) for kind in KINDS]
     controls = {each.control for each in helps if each.control} - {"#sign-in"}
     assert len(controls) == 8

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from sharding.page.planning import Planning
 from sharding.page.results import Comparing, Showing
 from tests.conftest import random_tensors, write_checkpoint
 from tests.hubs import push, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.page.rooms import Rooms, asks, login, told, whole
 from tests.page.sources import save_fp8, save_lora, save_plain, save_ranks, save_variants
 from tests.promises import promise
 
@@ -31,23 +31,21 @@ SMALL, VARIANTS, NO_PLAIN, FP8 = "bob/small", "bob/variants", "bob/no-plain", "b
 PLAIN, LORA, OTHER_LORA, SECRET = "bob/plain", "bob/lora", "bob/other-lora", "alice/secret-lora"
 
 
-@pytest.fixture(scope="module")
-def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
-    with rooms_over(tmp_path_factory.mktemp("rooms")) as rooms:
-        folder = tmp_path_factory.mktemp("in")
-        rooms.push(SMALL)
-        half = {name: tensor.astype(np.float16) for name, tensor in random_tensors(3, 300).items()}
-        write_checkpoint(folder / "two", {f"model.{name}.safetensors": half for name in ("ema", "fp16")}, False)
-        save_variants(folder / "variants")
-        save_fp8(folder / "fp8")
-        save_plain(folder / "plain")
-        save_lora(folder / "lora")
-        save_lora(folder / "other", side=48)
-        repos = {NO_PLAIN: "two", VARIANTS: "variants", FP8: "fp8", PLAIN: "plain"}
-        for repo, name in {**repos, LORA: "lora", OTHER_LORA: "other"}.items():
-            push(rooms.hub, folder / name, repo, "hf_bob")
-        push(rooms.hub, folder / "lora", SECRET, private=True)
-        yield rooms
+@pytest.fixture(scope="module", autouse=True)
+def repos(rooms: Rooms, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("in")
+    rooms.push(SMALL)
+    half = {name: tensor.astype(np.float16) for name, tensor in random_tensors(3, 300).items()}
+    write_checkpoint(folder / "two", {f"model.{name}.safetensors": half for name in ("ema", "fp16")}, False)
+    save_variants(folder / "variants")
+    save_fp8(folder / "fp8")
+    save_plain(folder / "plain")
+    save_lora(folder / "lora")
+    save_lora(folder / "other", side=48)
+    repos = {NO_PLAIN: "two", VARIANTS: "variants", FP8: "fp8", PLAIN: "plain", LORA: "lora", OTHER_LORA: "other"}
+    for repo, name in repos.items():
+        push(rooms.hub, folder / name, repo, "hf_bob")
+    push(rooms.hub, folder / "lora", SECRET, private=True)
 
 
 class Visitor:
@@ -96,15 +94,6 @@ class Visitor:
             self.shown.setdefault(part, {}).update(settings)
             if "value" in settings:
                 self.values[part] = settings["value"]
-
-
-def test_a_link_fills_the_form_in(rooms: Rooms) -> None:
-    query = {"repo": f"{SMALL}@main", "size": "70kB", "order": "stored", "strategy": "pp:3", "dtype": "bf16"}
-    visit = Visitor(rooms, {**query, "to": "acme/mine", "private": "true"})
-    fields = ("repo", "size", "order", "strategy", "machines", "dtype", "visibility", "name")
-    assert [visit.now(name) for name in fields] == [
-        f"{SMALL}@main", "70kB", "stored", "pp", 3, "bf16", PRIVATE, "mine"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

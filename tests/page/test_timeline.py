@@ -191,7 +191,7 @@ def test_a_job_that_is_done_is_folded_with_its_time_its_phases_and_its_log() -> 
     over = status(planned(), event_json(Verified(PROOF)), state="done", ended=200.0)
     html = past_panel(over, "http://hub/a/b")
     assert html.startswith("<details") and "(1 min 40 s)" in html and 'class="timeline"' in html
-    assert "all 93 tensors are bit-identical" in html and "progressbar" not in html
+    assert "Identical: all 93 tensors" in html and "progressbar" not in html
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "failed", "done"])

@@ -17,8 +17,7 @@ from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
 from sharding.core.verification import Outcome
 from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
-from sharding.desk.judgement import _read_for
-from sharding.desk.verdicts import Verdict
+from sharding.desk.judgement import Verdict, _read_for
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
 from sharding.page.results import Showing
@@ -27,7 +26,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors
 from tests.hubs import TOKEN, propose, shard
-from tests.page.rooms import Rooms, asks, login, rooms_over, told, whole
+from tests.page.rooms import Rooms, asks, login, told, whole
 from tests.page.sources import save_one
 from tests.promises import promise
 
@@ -37,11 +36,9 @@ NOT_YOURS = "You have no job with this id here."
 Update = dict[Any, Any]
 
 
-@pytest.fixture(scope="module")
-def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
-    with rooms_over(tmp_path_factory.mktemp("rooms"), orgs={"acme": ("alice", "bob")}) as rooms:
-        rooms.push(MODEL)
-        yield rooms
+@pytest.fixture(scope="module", autouse=True)
+def model(rooms: Rooms) -> None:
+    rooms.push(MODEL)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from sharding.core.dtypes import BY_OPTION, CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.options import Options
 from sharding.planning.cast import cast_tensors
+from sharding.recipes.cast import narrows
 from tests import models
 from tests.casts import cast, save_mixed
 from tests.folders import tensors
@@ -41,8 +42,8 @@ def test_a_cast_may_overflow_where_the_largest_number_becomes_infinite_and_nowhe
     largest = torch.tensor(torch.finfo(before).max, dtype=before)
     one, steps = (stored_tensor(dtype, dtype, (1,), "f", 0, 8) for dtype in (stored, "I64"))
     cast, same = cast_tensors([one, steps], target, {})
-    assert cast.recipe.narrows == bool(largest.to(after).isinf())
-    assert not one.recipe.narrows and not same.recipe.narrows
+    assert narrows(cast.recipe) == bool(largest.to(after).isinf())
+    assert not narrows(one.recipe) and not narrows(same.recipe)
 
 
 @pytest.mark.parametrize(

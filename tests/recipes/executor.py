@@ -27,9 +27,6 @@ class CollectingWriter(ShardWriter):
     def finish(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
-    def abort(self) -> None:
-        """Do nothing."""
-
 
 class CollectingSink(ShardSink):
     """A sink in memory."""
@@ -41,9 +38,6 @@ class CollectingSink(ShardSink):
 
     def open_shard(self, file: str) -> CollectingWriter:
         return self.writers.setdefault(file, CollectingWriter())
-
-    def note(self, record: ShardRecord) -> None:
-        """Do nothing."""
 
 
 class ShortChunks(Memory):

@@ -102,15 +102,6 @@ def casting(arrays: dict[str, np.ndarray]) -> tuple[dict[str, Tensor], ShortChun
     return {tensor.name: tensor for tensor in after}, source
 
 
-def test_each_tensor_counts_what_it_has_itself_however_many_reads_it_takes() -> None:
-    length = 2 * BATCH_BYTES
-    large = 0, length // 2, length - 1
-    tensors, source = casting({"a": numbers(length, *large), "b": numbers(9), "c": numbers(70, *range(70))})
-    source.batch_bytes = 1 << 20
-    _, record = outcome(list(tensors.values()), source)
-    assert record.overflowed == {"a": 3, "c": 70}
-
-
 def test_what_lies_between_the_tensors_of_a_shard_is_counted_with_its_own_shard() -> None:
     tensors, source = casting({"a": numbers(20), "between": numbers(20, *range(20)), "c": numbers(20, 7)})
     shards = [shard_of([tensors["a"], tensors["c"]], "outer"), shard_of([tensors["between"]], "inner")]

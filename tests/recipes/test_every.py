@@ -12,16 +12,16 @@ import torch
 from pydantic import TypeAdapter
 
 from sharding.core.recipe import Feed, Recipe
+from sharding.core.values import Tensor
 from sharding.recipes.cast import Cast
-from sharding.recipes.dora import Dora
-from sharding.recipes.laid import Box, Laid, Rows, with_axis_last
+from sharding.recipes.laid import Box, Laid, Rows, laid_of
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.quantized import Codes, Grid, Scaled
 from sharding.recipes.stored import Stored
 from sharding.recipes.tolerance import Tolerance
 from tests.fuzz.targets import Memory
 from tests.recipes.checkpoints import fp8
-from tests.recipes.executor import FILE, ShortChunks, bytes_of, outcome, tensor_of
+from tests.recipes.executor import FILE, bytes_of, outcome, tensor_of
 
 FILES = {"a": bytes(range(256)), "b": bytes(range(255, -1, -1)), "scales": torch.rand(64).numpy().tobytes()}
 FILES["index"] = torch.tensor([1, 0] * 4, dtype=torch.int32).numpy().tobytes()
@@ -33,15 +33,16 @@ SCALES = Stored(0, "scales", 0, 16)
 NUMBERS = Stored(0, "scales", 0, 128)
 """A matrix of 4 × 8 numbers in float32."""
 UPDATE = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 16), "BF16", "BF16", 2, 0.5, 0, 4)
-STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 2, 0, 2)
+STACKED = Update(Stored(0, "b", 0, 32), Stored(0, "a", 0, 8), "BF16", "BF16", 1, 0.5, 0, 4, 2)
 OTHER_UPDATES = {"a": Stored(0, "b", 32, 64), "b": Stored(0, "a", 16, 32), "scale": 0.25, "last_row": 3}
 OTHER_UPDATES |= {"a_dtype": "F16", "b_dtype": "F16"}
 LENGTHS = Stored(0, "scales", 128, 144)
 MXFP4 = Scaled(
-    with_axis_last(Stored(0, "a", 0, 96), (1, 3, 32), 1, 1), Codes("2·E2M1", down=1), (1, 64, 3),
+    laid_of(Tensor("", "U8", (1, 3, 32), Stored(0, "a", 0, 96))).turned(), Codes("2·E2M1", down=1), (1, 64, 3),
     Grid(Stored(0, "b", 100, 106), Codes("2^/2"), (32, 1), turned=True), "F32",
 )  # fmt: skip
 INTEGERS = Scaled(Stored(0, "a", 0, 16), Codes("U4"), (4, 8), Grid(SCALES, Codes("F16"), (1, 4)), "F16", zero=8)
+DORA = LowRank(NUMBERS, "F32", (4, 8), (UPDATE,), magnitude=LENGTHS, magnitude_dtype="F32")
 EVERY: dict[str, Recipe] = {
     "stored": Stored(0, "a", 3, 19),
     "stored elsewhere": Stored(0, "a", 3, 23),
@@ -55,7 +56,7 @@ EVERY: dict[str, Recipe] = {
     "fp8 in halves": fp8(HALVES, SCALES, "F32", (4, 8), (2, 4), "F32"),
     "mxfp4": MXFP4,
     "mxfp4 of more experts": replace(
-        MXFP4, of=with_axis_last(Stored(0, "a", 0, 96), (3, 1, 32), 1, 1), shape=(3, 64, 1)
+        MXFP4, of=laid_of(Tensor("", "U8", (3, 1, 32), Stored(0, "a", 0, 96))).turned(), shape=(3, 64, 1)
     ),
     "integers": INTEGERS,
     "integers with zeros": replace(INTEGERS, zeros=Grid(Stored(0, "b", 0, 8), Codes("U4", down=4), (1, 4))),
@@ -78,11 +79,11 @@ EVERY: dict[str, Recipe] = {
     ),
     "updated fp8": LowRank(fp8(PACKED, SCALES, "F32", (4, 8), (2, 4), "BF16"), "BF16", (4, 8), (UPDATE,)),
     "cast of updated": Cast(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32", "BF16"),
-    "dora": Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"),
-    "dora, transposed": Dora(NUMBERS, "F32", (8, 4), replace(UPDATE, last_row=8, transposed=True), LENGTHS, "F32"),
+    "dora": DORA,
+    "dora, transposed": replace(DORA, shape=(8, 4), updates=(replace(UPDATE, last_row=8, transposed=True),)),
     "tolerance": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "F32"),
     "tolerance of a cast": Tolerance(LowRank(NUMBERS, "F32", (4, 8), (UPDATE,)), "BF16"),
-    "tolerance of a dora": Tolerance(Dora(NUMBERS, "F32", (4, 8), UPDATE, LENGTHS, "F32"), "F32"),
+    "tolerance of a dora": Tolerance(DORA, "F32"),
     "rows": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (3, 0), 8),
     "rows in another order": Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (0, 3), 8),
     "rows of a cast": Rows(Stored(0, "a", 0, 32), Cast(Stored(0, "b", 0, 32), "F32", "BF16"), (3, 0), 8),
@@ -166,12 +167,11 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
         fp8(PACKED, SCALES, "F32", (8, 4), (2, 4), "F32"),
         fp8(PACKED, Stored(0, "scales", 16, 32), "F32", (4, 8), (2, 4), "F32"),
         *(LowRank(NUMBERS, "F32", (4, 8), (replace(UPDATE, **{key: value}),)) for key, value in OTHER_UPDATES.items()),
-        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, first=1), replace(STACKED, last=1)), is_stacked=True),
-        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, last=1), replace(STACKED, first=1)), is_stacked=True),
+        LowRank(NUMBERS, "F32", (2, 2, 8), (replace(STACKED, count=1),), is_stacked=True),
         LowRank(Stored(0, "scales", 128, 256), "F32", (4, 8), (UPDATE,)),
-        Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "scales", 0, 16), "F32"),
-        Dora(NUMBERS, "F32", (4, 8), UPDATE, Stored(0, "a", 0, 8), "F16"),
-        Dora(NUMBERS, "F32", (4, 8), replace(UPDATE, scale=2.0), LENGTHS, "F32"),
+        replace(DORA, magnitude=Stored(0, "scales", 0, 16)),
+        replace(DORA, magnitude=Stored(0, "a", 0, 8), magnitude_dtype="F16"),
+        replace(DORA, updates=(replace(UPDATE, scale=2.0),)),
         Rows(Stored(0, "a", 0, 32), Stored(0, "b", 0, 16), (3, 0, 1, 2), 4),
     ]
     for one, other in combinations([*EVERY.values(), *others], 2):
@@ -179,17 +179,6 @@ def test_the_bytes_of_two_recipes_that_differ_have_two_keys() -> None:
 
 
 # --- Bytes as they lie, from whichever source ---------------------------------------------------------------
-
-DATA = bytes(range(256)) * 4
-
-
-@pytest.mark.parametrize("batch", [1, 7, 64, 1 << 20])
-@pytest.mark.parametrize("chunk", [1, 13, 1 << 20])
-def test_any_stretch_is_moved_whatever_comes_at_a_time(batch: int, chunk: int) -> None:
-    for start, end in ((0, len(DATA)), (3, 100), (99, 100), (5, 5)):
-        source = ShortChunks(DATA, chunk, batch)
-        assert bytes_of(Stored(0, FILE, start, end), source) == DATA[start:end]
-        assert sum(last - first for first, last in source.noted) == end - start
 
 
 def test_each_stretch_is_read_of_its_own_source() -> None:

@@ -28,18 +28,22 @@ FLOATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that gives the bytes of a weight that is dequantized, cut into steps, pages and batches."""
+def hold(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that holds a weight to what is `expected`, dequantized in steps, pages and batches of a size."""
 
-    def make(tensors: Tensors, said: dict[str, Any] | None, cut: tuple[int, int, int], dtype: str = "bf16") -> bytes:
+    def hold(
+        tensors: Tensors, said: dict[str, Any] | None, cut: tuple[int, int, int], expected: torch.Tensor, *dtypes: str
+    ) -> None:
         monkeypatch.setattr(quantized, "PIECE_ELEMENTS", cut[0])
         monkeypatch.setattr(quantized, "BATCH_BYTES", 8 * cut[0])
         monkeypatch.setattr(pages, "PAGE_BYTES", cut[1])
         source, checkpoint = in_memory(tensors, json.dumps({"quantization_config": said} if said else {}))
         source.batch_bytes = cut[2]
-        return dequantized_bytes(source, checkpoint, "m.weight", dtype)
+        for dtype in dtypes or ["bf16"]:
+            found = dequantized_bytes(source, checkpoint, "m.weight", dtype)
+            assert found == bytes_of(with_one_nan(expected.to(DTYPES[dtype])))
 
-    return make
+    return hold
 
 
 def theirs(tensors: Tensors, said: dict[str, Any]) -> torch.Tensor:
@@ -66,7 +70,7 @@ def theirs(tensors: Tensors, said: dict[str, Any]) -> torch.Tensor:
 )
 def test_packed_integers(
     bits: int, rows: int, groups: int, group: int | None, scale: torch.dtype, symmetric: bool, cut: Any, seed: int,
-    made: Any,
+    hold: Any,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
     columns = groups * group if group else 7 * groups
@@ -79,14 +83,12 @@ def test_packed_integers(
     if not symmetric:
         tensors["m.weight_zero_point"] = random_bytes(torch.int32, -(-rows * bits // 32), of_row)
     said = integers(bits, group, symmetric=symmetric)
-    expected = theirs(tensors, said)
-    for dtype in DTYPES:
-        assert made(tensors, said, cut, dtype) == bytes_of(with_one_nan(expected.to(DTYPES[dtype])))
+    hold(tensors, said, cut, theirs(tensors, said), *DTYPES)
 
 
 @given(rows=st.integers(9, 20), groups=st.integers(1, 5), symmetric=st.booleans(), cut=CUTS, seed=SEEDS)
 def test_packed_integers_whose_columns_have_scales_in_another_order(
-    rows: int, groups: int, symmetric: bool, cut: Any, seed: int, made: Any
+    rows: int, groups: int, symmetric: bool, cut: Any, seed: int, hold: Any
 ) -> None:
     """compressed-tensors 0.20 reads no `weight_g_idx` any more, so it gets the columns in their order."""
     torch.manual_seed(seed)
@@ -104,8 +106,7 @@ def test_packed_integers_whose_columns_have_scales_in_another_order(
     sorted_codes = {"m.weight_packed": pack_to_int32(codes[:, order], 4)}
     expected = theirs(tensors | shape | sorted_codes, said)[:, order.argsort()]
     for numbers, wanted in ((index, expected), (torch.full_like(index, -1), theirs(tensors | shape, said))):
-        found = made(tensors | {"m.weight_g_idx": numbers}, said, cut)
-        assert found == bytes_of(with_one_nan(wanted.bfloat16()))
+        hold(tensors | {"m.weight_g_idx": numbers}, said, cut, wanted)
 
 
 @given(
@@ -119,7 +120,7 @@ def test_packed_integers_whose_columns_have_scales_in_another_order(
 )
 def test_integers_of_8_bits(
     shape: tuple[int, int], strategy: str, scale: torch.dtype, symmetric: bool, form: str, cut: Any, seed: int,
-    made: Any,
+    hold: Any,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
     rows, columns = shape
@@ -133,13 +134,11 @@ def test_integers_of_8_bits(
     weights = said["config_groups"]["group_0"]["weights"]
     weights |= {"type": "int", "symmetric": symmetric, "group_size": 4 if strategy == "group" else None}
     said["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int", "dynamic": True}
-    expected = theirs(tensors, said)
-    for dtype in DTYPES:
-        assert made(tensors, said, cut, dtype) == bytes_of(with_one_nan(expected.to(DTYPES[dtype])))
+    hold(tensors, said, cut, theirs(tensors, said), *DTYPES)
 
 
 @given(rows=st.integers(1, 40), groups=st.integers(1, 20), form=st.sampled_from(["nv", "mx"]), cut=CUTS, seed=SEEDS)
-def test_fp4_of_compressed_tensors(rows: int, groups: int, form: str, cut: Any, seed: int, made: Any) -> None:
+def test_fp4_of_compressed_tensors(rows: int, groups: int, form: str, cut: Any, seed: int, hold: Any) -> None:
     torch.manual_seed(seed)
     group = {"nv": 16, "mx": 32}[form]
     tensors = {"m.weight_packed": random_bytes(torch.uint8, rows, groups * group // 2)}
@@ -149,19 +148,17 @@ def test_fp4_of_compressed_tensors(rows: int, groups: int, form: str, cut: Any, 
         tensors["m.weight_global_scale"] = torch.rand(1) * 1000
     else:
         tensors["m.weight_scale"] = torch.randint(0, 255, (rows, groups), dtype=torch.uint8)
-    expected = theirs(tensors, said)
-    assert made(tensors, said, cut) == bytes_of(with_one_nan(expected))
-    made(tensors, said, cut, "fp32")
+    hold(tensors, said, cut, theirs(tensors, said))
 
 
 @given(rows=st.integers(1, 40), groups=st.integers(1, 20), cut=CUTS, seed=SEEDS)
-def test_fp8_with_a_power_of_two_for_32(rows: int, groups: int, cut: Any, seed: int, made: Any) -> None:
+def test_fp8_with_a_power_of_two_for_32(rows: int, groups: int, cut: Any, seed: int, hold: Any) -> None:
     torch.manual_seed(seed)
     tensors = {
         "m.weight": random_bytes(torch.float8_e4m3fn, rows, groups * 32),
         "m.weight_scale": torch.randint(0, 256, (rows, groups), dtype=torch.uint8),
     }
-    assert made(tensors, MXFP8, cut) == bytes_of(with_one_nan(theirs(tensors, MXFP8)))
+    hold(tensors, MXFP8, cut, theirs(tensors, MXFP8))
 
 
 # --- FP8 and FP4 as transformers dequantizes them ------------------------------------------------------------
@@ -179,7 +176,7 @@ def test_fp8_with_a_power_of_two_for_32(rows: int, groups: int, cut: Any, seed: 
 )
 def test_deepseek_v4_and_mxfp8(
     rows: int, columns: int, block: tuple[int, int], is_fp4: bool, scale: torch.dtype, names: str, cut: Any, seed: int,
-    made: Any,
+    hold: Any,
 ) -> None:  # fmt: skip
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -190,9 +187,8 @@ def test_deepseek_v4_and_mxfp8(
     codes = random_bytes(torch.int8, shape[0], shape[1] // 2) if is_fp4 else random_bytes(torch.float8_e4m3fn, *shape)
     said = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0", "expert_dtype": "fp4"}
     said = said if is_fp4 or block[0] > 1 else {"quant_method": "mxfp8"}
-    found = made({"m.weight": codes, f"m.{names}": grid}, said, cut)
     expected = Fp8Dequantize(None)._dequantize_one(codes, grid, torch.bfloat16)  # type: ignore[no-untyped-call]
-    assert found == bytes_of(with_one_nan(expected))
+    hold({"m.weight": codes, f"m.{names}": grid}, said, cut, expected)
 
 
 @given(
@@ -205,20 +201,18 @@ def test_deepseek_v4_and_mxfp8(
     seed=SEEDS,
 )
 def test_fp8_by_every_name(
-    shape: tuple[int, int], grid: str, name: str, said: Any, stored: torch.dtype, cut: Any, seed: int, made: Any
+    shape: tuple[int, int], grid: str, name: str, said: Any, stored: torch.dtype, cut: Any, seed: int, hold: Any
 ) -> None:
     torch.manual_seed(seed)
     sizes = {"tensor": (1,), "none": (), "channel": (shape[0], 1), "channels": (shape[0],), "blocks": (1, 1)}[grid]
     scales = torch.rand(sizes).to(stored)
     codes = random_bytes(torch.float8_e4m3fn, *shape)
     expected = codes.float() * (scales.float()[:, None] if grid == "channels" else scales.float())
-    for dtype in DTYPES:
-        found = made({"m.weight": codes, f"m.{name}": scales, "m.input_scale": torch.ones(1)}, said, cut, dtype)
-        assert found == bytes_of(with_one_nan(expected.to(DTYPES[dtype])))
+    hold({"m.weight": codes, f"m.{name}": scales, "m.input_scale": torch.ones(1)}, said, cut, expected, *DTYPES)
 
 
 @given(rows=st.integers(1, 40), groups=st.integers(1, 20), said=st.booleans(), cut=CUTS, seed=SEEDS)
-def test_nvfp4_of_modelopt(rows: int, groups: int, said: bool, cut: Any, seed: int, made: Any) -> None:
+def test_nvfp4_of_modelopt(rows: int, groups: int, said: bool, cut: Any, seed: int, hold: Any) -> None:
     """`NVFP4QTensor.dequantize` of nvidia-modelopt 0.47, whose second scale multiplies."""
     torch.manual_seed(seed)
     tensors = {
@@ -233,11 +227,11 @@ def test_nvfp4_of_modelopt(rows: int, groups: int, said: bool, cut: Any, seed: i
     scales = tensors["m.weight_scale"].float() * tensors["m.weight_scale_2"]
     expected = signed * scales.repeat_interleave(16, 1)
     how = {"quant_method": "modelopt", "quant_algo": "NVFP4"} if said else None
-    assert made(tensors, how, cut) == bytes_of(with_one_nan(expected.bfloat16()))
+    hold(tensors, how, cut, expected)
 
 
 @given(count=st.integers(1, 99), nested=st.integers(2, 5), cut=CUTS, seed=SEEDS)
-def test_nf4_whose_scales_have_scales(count: int, nested: int, cut: Any, seed: int, made: Any) -> None:
+def test_nf4_whose_scales_have_scales(count: int, nested: int, cut: Any, seed: int, hold: Any) -> None:
     """As `dequantize_4bit` of bitsandbytes 0.50, whose upper four bits come first."""
     torch.manual_seed(seed)
     state = {"blocksize": 4, "nested_blocksize": nested, "nested_offset": 0.25, "dtype": "float32", "shape": [count]}
@@ -256,7 +250,7 @@ def test_nf4_whose_scales_have_scales(count: int, nested: int, cut: Any, seed: i
     scales = tensors["m.weight.nested_quant_map"][absmax] * spread + 0.25
     codes = torch.stack([packed >> 4, packed & 15], -1).flatten()[:count]
     expected = tensors["m.weight.quant_map"][codes] * scales.repeat_interleave(4)[:count]
-    assert made(tensors, None, cut, "fp32") == bytes_of(expected)
+    hold(tensors, None, cut, expected, "fp32")
 
 
 # --- GPTQ and AWQ, which lie transposed ----------------------------------------------------------------------
@@ -276,7 +270,7 @@ def test_nf4_whose_scales_have_scales(count: int, nested: int, cut: Any, seed: i
 )
 def test_gptq(
     bits: int, outs: int, groups: int, group: int, version: str, order: str, scale: torch.dtype, tile: int, cut: Any,
-    seed: int, made: Any, monkeypatch: pytest.MonkeyPatch,
+    seed: int, hold: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """As the torch kernel of GPTQModel and AutoGPTQ: scales * (weight - zeros), in the dtype of the scales.
 
@@ -302,7 +296,7 @@ def test_gptq(
     expected = scales[index] * (unpacked - points[index])
     assert expected.dtype == scale
     said = {"quant_method": "gptq", "bits": bits, "group_size": group, "checkpoint_format": version}
-    assert made(tensors, said, cut) == bytes_of(with_one_nan(expected.t().bfloat16()))
+    hold(tensors, said, cut, expected.t())
 
 
 @given(
@@ -314,7 +308,7 @@ def test_gptq(
     seed=SEEDS,
 )
 def test_awq(
-    outs: int, groups: int, group: int, tile: int, cut: Any, seed: int, made: Any, monkeypatch: pytest.MonkeyPatch
+    outs: int, groups: int, group: int, tile: int, cut: Any, seed: int, hold: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What compressed-tensors makes of its own conversion of AutoAWQ's tensors."""
     monkeypatch.setattr("sharding.planning.quantizers.transposed.TILE_BYTES", tile)
@@ -327,5 +321,4 @@ def test_awq(
     }
     said = {"quant_method": "awq", "bits": 4, "group_size": group, "version": "gemm", "zero_point": True}
     converted = AutoAWQConverter.from_autoawq_config(said).process(dict(tensors))
-    expected = theirs(converted, integers(4, group, symmetric=False))
-    assert made(tensors, said, cut) == bytes_of(with_one_nan(expected.bfloat16()))
+    hold(tensors, said, cut, theirs(converted, integers(4, group, symmetric=False)))

@@ -20,7 +20,7 @@ from sharding.recipes.cast import Cast
 from sharding.recipes.laid import GATHERED_SPAN_BYTES, TILE_BYTES, Box, Laid, Rows, strides_of
 from sharding.storage.folder_source import open_folder
 from sharding.transfer.stream import only_tensors
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from tests.folders import bits, result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
@@ -174,9 +174,9 @@ def test_a_transpose_takes_a_few_tiles_of_memory(tmp_path: Path, monkeypatch: py
     assert tensor.bytes == 64_000_000
     sizes = mapped(monkeypatch)
     small = tensor_of(of_view(torch.zeros(2, 2).t()))
-    result_of(ThisMachine().digest_shards([shard_of([small])], only_tensors, [source]))  # what is imported
+    result_of(Reader().digest_shards([shard_of([small])], only_tensors, [source]))  # what is imported
     tracemalloc.start()
-    result_of(ThisMachine().digest_shards([shard_of([tensor])], only_tensors, [source]))
+    result_of(Reader().digest_shards([shard_of([tensor])], only_tensors, [source]))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert max(sizes) <= TILE_BYTES  # which are mapped, so not traced

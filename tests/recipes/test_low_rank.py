@@ -1,7 +1,7 @@
 """A weight with its low-rank updates has the bits that torch gives for PEFT's formulas, however it is cut."""
 
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -15,10 +15,10 @@ from sharding.core.recipe import Recipe
 from sharding.recipes import low_rank
 from sharding.recipes.cast import Cast
 from sharding.recipes.laid import Box, Laid
-from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, tiles
+from sharding.recipes.low_rank import MERGED_BYTES, LowRank, Update, is_whole, tiles
 from tests.folders import bits
 from tests.promises import promise
-from tests.recipes.executor import FILE, bytes_of
+from tests.recipes.executor import FILE, bytes_of, outcome, tensor_of
 from tests.recipes.updates import DTYPES, Tensors, random, with_one_nan
 
 DTYPE, ADAPTER = st.sampled_from(list(DTYPES)), st.sampled_from(["F32", "BF16", "F16"])
@@ -52,24 +52,32 @@ def added(weight: torch.Tensor, change: torch.Tensor, twice: bool = False) -> by
         st.one_of(st.integers(2, 40), st.sampled_from([63, 64, 65, 300])),
         st.sampled_from([1, 3, 8, 17, 128]),
     ),
-    how=st.tuples(DTYPE, ADAPTER, SCALES, st.booleans(), st.booleans()),
+    how=st.tuples(DTYPE, ADAPTER, SCALES, st.booleans(), st.sampled_from(["once", "twice", "with lengths"])),
     seed=SEEDS,
     cut=CUTS,
 )
 def test_a_weight_has_the_bits_of_torch_wherever_its_tiles_end(
-    size: tuple[int, int, int], how: tuple[str, str, float, bool, bool], seed: int, cut: tuple[int, int], bounds: Bounds
+    size: tuple[int, int, int], how: tuple[str, str, float, bool, str], seed: int, cut: tuple[int, int], bounds: Bounds
 ) -> None:
     bounds(*cut)
-    (rows, columns, rank), (dtype, adapter, scale, transposed, twice) = size, how
+    (rows, columns, rank), (dtype, adapter, scale, transposed, way) = size, how
     generator, file = torch.Generator().manual_seed(seed), Tensors()
     outputs, inputs = (columns, rows) if transposed else (rows, columns)
     weight = random((rows, columns), dtype, generator)
     a, b = random((rank, inputs), adapter, generator), random((outputs, rank), adapter, generator)
     of, of_a, of_b = map(file.add, (weight, a, b))
     update = Update(of_a, of_b, adapter, adapter, rank, scale, 0, rows, transposed=transposed)
-    recipe = LowRank(of, dtype, (rows, columns), (update,), rounds_twice=twice)
+    recipe = LowRank(of, dtype, (rows, columns), (update,), rounds_twice=way == "twice")
     change = (b.float() @ a.float()) * scale
-    expected = added(weight, change.T if transposed else change, twice)
+    expected = added(weight, change.T if transposed else change, way == "twice")
+    if way == "with lengths":  # a DoRA
+        lengths = random((outputs,), adapter, generator)
+        recipe = replace(recipe, magnitude=file.add(lengths), magnitude_dtype=adapter)
+        norm = torch.linalg.norm((weight.T if transposed else weight) + change, dim=1)
+        factors = (lengths.float() / norm).view(-1, 1)
+        total = factors.T * (weight + change.T) if transposed else factors * (weight + change)
+        expected = bits(with_one_nan(total.to(weight.dtype)))[2]
+    assert is_whole(recipe) == (transposed and way == "with lengths")
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == expected
     assert bytes_of(recipe, file.source(1003, 4096)) == expected
 
@@ -93,7 +101,7 @@ def test_each_expert_gets_its_part_of_both_matrices(
     a = random((experts * rank, inputs), "F32", generator)
     b = random((outputs, rank * experts), "F32", generator)
     of, of_a, of_b = map(file.add, (weight, a, b))
-    update = Update(of_a, of_b, "F32", "F32", rank, 0.5, 0, rows, 0, experts, transposed=swapped)
+    update = Update(of_a, of_b, "F32", "F32", rank, 0.5, 0, experts * rows, experts, swapped)
     recipe = LowRank(of, dtype, shape, (update,), is_stacked=True, rounds_twice=True)
     changes = [(b[:, e::experts] @ a[e * rank : (e + 1) * rank]) * 0.5 for e in range(experts)]
     change = torch.stack([one.T if swapped else one for one in changes])
@@ -141,14 +149,12 @@ def test_a_number_of_the_adapter_that_is_not_finite_spreads_as_in_torch(dtype: s
     assert bytes_of(LowRank(file.add(weight), dtype, (12, 10), (update,)), file.source()) == added(weight, b @ a)
 
 
-@given(rows=st.integers(0, 500), row_bytes=st.integers(1, 1 << 20), first=st.integers(0, 9), transposed=st.booleans())
+@given(rows=st.integers(0, 500), row_bytes=st.integers(1, 1 << 20), transposed=st.booleans())
 def test_tiles_follow_one_another_and_none_but_an_only_one_is_short(
-    rows: int, row_bytes: int, first: int, transposed: bool
+    rows: int, row_bytes: int, transposed: bool
 ) -> None:
-    cut, least = list(tiles(first, first + rows, row_bytes, transposed)), 64 if transposed else 8
-    assert [start for start, _ in cut] == [first, *(end for _, end in cut)][: len(cut)]
-    assert not cut or cut[-1][1] == first + rows
-    assert all(end == start for (_, end), (start, _) in pairwise(cut))
+    cut, least = list(tiles(rows, row_bytes, transposed)), 64 if transposed else 8
+    assert [0, *(end for _, end in cut)] == [*(start for start, _ in cut), rows]
     lengths = [end - start for start, end in cut]
     assert len(cut) <= 1 or min(lengths) >= least
     assert all(length % least == 0 for length in lengths[:-1])
@@ -176,24 +182,60 @@ def test_of_many_updates_of_some_rows_of_some_matrices_one_at_a_time_is_in_memor
     file, generator = Tensors(), torch.Generator().manual_seed(3)
     weight = random((6, 20, 24), "BF16", generator)
     updates, wanted = [], weight.clone()
-    for expert, first in ((5, 10), (5, 0), (3, 10), (3, 0), (2, 2), (0, 10)):  # in any order
+    for expert, first in ((0, 10), (2, 2), (3, 0), (3, 10), (5, 0), (5, 10)):
         a, b = random((2, 24), "F32", generator), random((10, 2), "F32", generator)
         pair = file.add(a), file.add(b), "F32", "F32"
-        updates.append(Update(*pair, 2, 0.5, first, first + 10, expert, expert + 1))
+        updates.append(Update(*pair, 2, 0.5, 20 * expert + first, 20 * expert + first + 10))
         wanted[expert, first : first + 10] += ((b @ a) * 0.5).bfloat16()
     of: Recipe = file.add(weight if stored else weight.float())
     of = of if stored else Cast(of, "F32", "BF16")
     alive: WeakSet[object] = WeakSet()
     most = 0
 
-    class Counted(low_rank._Change):
+    class Counted(low_rank.Matrices):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             nonlocal most
             alive.add(self)
             most = max(most, len(alive))
 
-    monkeypatch.setattr(low_rank, "_Change", Counted)
+    monkeypatch.setattr(low_rank, "Matrices", Counted)
     recipe = LowRank(of, "BF16", (6, 20, 24), tuple(updates), is_stacked=True, rounds_twice=True)
     assert b"".join(bytes(chunk.data) for chunk in file.chunks(recipe)) == bits(wanted)[2]
     assert most == (1 if stored else len(updates)) and recipe.is_in_turn == stored
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_convolution_has_one_length_for_each_output(dtype: str) -> None:
+    generator, file = torch.Generator().manual_seed(1), Tensors()
+    weight = random((9, 4, 3, 3), dtype, generator)
+    a, b = random((5, 4, 3, 3), "F32", generator), random((9, 5, 1, 1), "F32", generator)
+    magnitude = random((1, 9, 1, 1), "F32", generator)
+    update = Update(file.add(a), file.add(b), "F32", "F32", 5, 1.5, 0, 9)
+    of, lengths = file.add(weight), {"magnitude": file.add(magnitude), "magnitude_dtype": "F32"}
+    recipe = LowRank(of, dtype, (9, 4, 3, 3), (update,), **lengths)  # type: ignore[arg-type]
+    change = ((b.flatten(1) @ a.flatten(1)) * 1.5).reshape(weight.shape)
+    norm = (weight + change).norm(p=2, dim=(1, 2, 3))
+    total = (magnitude.flatten() / norm).view(-1, 1, 1, 1) * (weight + change)
+    assert bytes_of(recipe, file.source()) == bits(total.to(weight.dtype))[2]
+
+
+def test_infinite_numbers_of_a_dora_are_counted_and_a_row_of_zeros_becomes_no_number_as_in_torch() -> None:
+    file, weight = Tensors(), torch.ones(3, 4, dtype=torch.float16)
+    weight[2] = 0
+    update = Update(file.add(torch.zeros(1, 4)), file.add(torch.zeros(3, 1)), "F32", "F32", 1, 1.0, 0, 3)
+    magnitude = file.add(torch.tensor([1.0, 3e5, 1.0]))
+    recipe = LowRank(file.add(weight), "F16", (3, 4), (update,), magnitude=magnitude, magnitude_dtype="F32")
+    (chunk,) = file.chunks(recipe)
+    assert chunk.overflowed == 8
+    expected = torch.tensor([[0.5] * 4, [float("inf")] * 4, [float("nan")] * 4], dtype=torch.float16)
+    assert bytes(chunk.data) == bits(expected)[2]
+
+
+def test_for_a_weight_without_numbers_nothing_is_read() -> None:
+    file = Tensors()
+    update = Update(file.add(torch.ones(2, 4)), file.add(torch.ones(0, 2)), "F32", "F32", 2, 1.0, 0, 0)
+    empty = LowRank(file.add(torch.ones(0, 4)), "F32", (0, 4), (update,))
+    tensors = [tensor_of(empty, name="empty"), tensor_of(file.add(torch.ones(3)), name="next")]
+    made, _ = outcome(tensors, source := file.source())
+    assert made == {"empty": b"", "next": bits(torch.ones(3))[2]} and source.noted == [(32, 44)]

@@ -15,7 +15,7 @@ from sharding.recipes.laid import Box, Laid
 from sharding.recipes.stored import Stored
 from sharding.transfer import pages
 from sharding.transfer.stream import only_tensors
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from tests.folders import result_of
 from tests.quantized import compressed, plain_fp4, spread
 from tests.recipes.checkpoints import (
@@ -120,9 +120,9 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     source.batch_bytes = 1 << 18
     tensors = dequantized_tensors(checkpoint)
     small = fp8(Stored(0, FILE, 0, 4), Stored(0, FILE, 0, 4), "F32", (2, 2), (2, 2), "F32")
-    result_of(ThisMachine().digest_shards([shard_of([tensor_of(small)])], only_tensors, [source]))  # what is imported
+    result_of(Reader().digest_shards([shard_of([tensor_of(small)])], only_tensors, [source]))  # what is imported
     tracemalloc.start()
-    records = result_of(ThisMachine().digest_shards([shard_of(tensors)], only_tensors, [source]))
+    records = result_of(Reader().digest_shards([shard_of(tensors)], only_tensors, [source]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert records["out"].bytes == tensors[0].bytes == 2 * weight.numel()

@@ -1,5 +1,7 @@
 """The tolerance of a merged number is a few units in its last place, and what another order of summation may change."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharding.recipes.cast import Cast
-from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
+from sharding.recipes.tolerance import tolerance_of
 from tests.promises import promise
 from tests.recipes.updates import DTYPES, Tensors
 
 LAST_PLACES = {"F32": 2**-23, "BF16": 2**-7, "F16": 2**-10}
 
 
-def pairs(recipe: LowRank | Dora | Cast, dtype: str, file: Tensors) -> np.ndarray:
+def pairs(recipe: LowRank | Cast, dtype: str, file: Tensors) -> np.ndarray:
     """How far a number may be off without doubt, and beyond what it is wrong, for each number."""
-    allowed = recipe.tolerance(dtype)
+    allowed = tolerance_of(recipe, dtype)
     assert allowed
     data = b"".join(bytes(chunk.data) for chunk in file.chunks(allowed))
     both = np.frombuffer(data, np.float32).astype(np.float64).reshape(-1, 2).T
@@ -25,7 +27,7 @@ def pairs(recipe: LowRank | Dora | Cast, dtype: str, file: Tensors) -> np.ndarra
     return both
 
 
-def tolerance(recipe: LowRank | Dora | Cast, dtype: str, file: Tensors) -> np.ndarray:
+def tolerance(recipe: LowRank | Cast, dtype: str, file: Tensors) -> np.ndarray:
     """How far a number may be off without doubt, where nothing is in doubt."""
     sure, most = pairs(recipe, dtype, file)
     assert (sure == most).all()
@@ -79,21 +81,18 @@ def test_a_length_that_depends_on_the_order_puts_its_whole_row_or_column_in_doub
     a[:, 0] = torch.tensor([1e9, -1e9])
     b = torch.zeros(8, 2)
     b[0] = 1.0
-    recipe = Dora(
-        file.add(torch.ones(8, 8).bfloat16()),
-        *("BF16", (8, 8)),
-        Update(file.add(a), file.add(b), "F32", "F32", 2, 1.0, 0, 8, transposed=transposed),
-        *(file.add(torch.full((8,), 8**0.5)), "F32"),
-    )
+    update = Update(file.add(a), file.add(b), "F32", "F32", 2, 1.0, 0, 8, transposed=transposed)
+    of, lengths = file.add(torch.ones(8, 8).bfloat16()), file.add(torch.full((8,), 8**0.5))
+    recipe = LowRank(of, "BF16", (8, 8), (update,), magnitude=lengths, magnitude_dtype="F32")
     sure, most = (side.T if transposed else side for side in pairs(recipe, "BF16", file).reshape(2, 8, 8))
     assert (sure[0] < most[0]).all() and (sure[1:] == most[1:]).all() and (sure < 2**-4).all()
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("kind", [LowRank, Dora])
+@pytest.mark.parametrize("has_lengths", [False, True])
 @pytest.mark.parametrize(("size", "unsure"), [(1e-3, False), (1e9, True)])
 def test_a_merge_says_that_many_numbers_of_a_row_cannot_be_judged(
-    kind: type[LowRank | Dora], size: float, unsure: bool, transposed: bool
+    has_lengths: bool, size: float, unsure: bool, transposed: bool
 ) -> None:
     file, generator = Tensors(), torch.Generator().manual_seed(0)
     b = torch.zeros(80, 2)
@@ -102,10 +101,9 @@ def test_a_merge_says_that_many_numbers_of_a_row_cannot_be_judged(
     if transposed:
         weight = weight.T.contiguous()
     update = Update(file.add(a), file.add(b), "F32", "F32", 2, 1.0, 0, len(weight), transposed=transposed)
-    of, shape, length = file.add(weight), tuple(weight.shape), file.add(torch.ones(80))
-    recipe = (
-        LowRank(of, "BF16", shape, (update,)) if kind is LowRank else Dora(of, "BF16", shape, update, length, "F32")
-    )
+    recipe = LowRank(file.add(weight), "BF16", tuple(weight.shape), (update,))
+    if has_lengths:
+        recipe = replace(recipe, magnitude=file.add(torch.ones(80)), magnitude_dtype="F32")
     assert any(chunk.unsure for chunk in file.chunks(recipe)) == unsure
     assert any(chunk.unsure for chunk in file.chunks(Cast(recipe, "BF16", "F16"))) == unsure
 
@@ -129,7 +127,8 @@ def test_the_factor_of_a_dora_counts() -> None:
     file = Tensors()
     a, b = file.add(torch.full((1, 4), 2**-12)), file.add(torch.ones(8, 1))
     weight, magnitude = file.add(torch.ones(8, 4).bfloat16()), file.add(torch.full((8,), 2000.0))
-    recipe = Dora(weight, "BF16", (8, 4), Update(a, b, "F32", "F32", 1, 1.0, 0, 8), magnitude, "F32")
+    update = Update(a, b, "F32", "F32", 1, 1.0, 0, 8)
+    recipe = LowRank(weight, "BF16", (8, 4), (update,), magnitude=magnitude, magnitude_dtype="F32")
     allowed = tolerance(recipe, "BF16", file)
     assert (allowed >= 4).all() and (allowed < 16).all()
 
@@ -190,5 +189,5 @@ def test_no_attacker_finds_an_adapter_that_lets_wrong_numbers_pass(
 def test_only_a_weight_with_updates_has_a_tolerance() -> None:
     file = Tensors()
     recipe = merged(file, "F32", 1.0, 1.0)
-    assert recipe.tolerance("F32") and Cast(recipe, "F32", "BF16").tolerance("BF16")
-    assert not recipe.of.tolerance("F32") and not Cast(recipe.of, "F32", "BF16").tolerance("BF16")
+    assert tolerance_of(recipe, "F32") and tolerance_of(Cast(recipe, "F32", "BF16"), "BF16")
+    assert not tolerance_of(recipe.of, "F32") and not tolerance_of(Cast(recipe.of, "F32", "BF16"), "BF16")

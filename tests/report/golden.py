@@ -31,7 +31,6 @@ from sharding.page.serving.pictures import certificate_of
 from sharding.planning.devices import DeviceLoad, DevicePlan
 from sharding.planning.plan import sentence
 from sharding.recipes.cast import Cast
-from sharding.recipes.dora import Dora
 from sharding.recipes.low_rank import LowRank, Update
 from sharding.recipes.stored import Stored
 from sharding.report.card import write_card
@@ -152,7 +151,7 @@ def devices() -> Parts:
     fits = DevicePlan("LlamaForCausalLM", ("LlamaDecoderLayer",), 3, loads, {"a": "cuda:0"}, "from_pretrained('x')")
     disk = replace(fits, device_map={"a": "disk"}, devices=(*loads, DeviceLoad("disk", None, 10_000, ("d",), ("f",))))
     for plan in (fits, disk, replace(disk, trouble="No code can load it.", snippet="")):
-        yield "terminal", terminal(lambda view, plan=plan: view.devices(plan))  # type: ignore[misc]
+        yield "terminal", terminal(lambda view, plan=plan: view.event(plan))  # type: ignore[misc]
         yield "page", page(devices_panel(plan, "" if plan.trouble else "me/copy"), has_code=True)
 
 
@@ -240,7 +239,7 @@ def read() -> Parts:
         Finding("warning", "x", "One is large.", "Choose another size."),
     )
     source = checkpoint(findings=findings)
-    yield "terminal", terminal(lambda view: view.checkpoint(source))
+    yield "terminal", terminal(lambda view: view.event(source))
     yield "page", page(findings_panel(findings))
     at = Stored(0, FILES[0], 100, 500)
     update = Update(at, at, "F32", "F32", 8, 0.5, 0, 10)
@@ -249,10 +248,10 @@ def read() -> Parts:
         "cast": Cast(at, "F32", "BF16"),
         "dequantized": fp8(at, at, "F32", (10, 10), (128, 128), "BF16"),
         "merged": LowRank(at, "F32", (10, 10), (update, update)),
-        "DoRA": Dora(at, "F32", (10, 10), update, at, "F32"),
+        "DoRA": LowRank(at, "F32", (10, 10), (update,), magnitude=at, magnitude_dtype="F32"),
     }
     shown = {name: sentence(Tensor(name, "F32", (10, 10), recipe)) for name, recipe in recipes.items()}
-    yield "recipes", terminal(lambda view: view.recipes(shown))
+    yield "recipes", terminal(lambda view: view.event(((), None, shown)))
 
 
 def refused() -> Parts:
@@ -261,7 +260,7 @@ def refused() -> Parts:
     yield "terminal", terminal(lambda view: view.error(error))
     yield "page", page(problem(error))
     for discarded in (Discarded(False), Discarded(True), Discarded(True, True, "The branch stays.")):
-        yield "discarded", terminal(lambda view, discarded=discarded: view.discarded(discarded))  # type: ignore[misc]
+        yield "discarded", terminal(lambda view, discarded=discarded: view.event(discarded))  # type: ignore[misc]
 
 
 def fleet() -> FleetCost:

@@ -92,11 +92,11 @@ def made(
         Resources(50_000_000, 8.2, 2600, 3, 1900, 700, 0),
         destination=destination,
         engine=engine,
-        overflowed=overflowed or {},
         comparison=comparison,
         fleet=fleet,
     )
-    report = replace(report, tool="shard-my-repo 1.0", finished=datetime(2026, 11, 28, 4, tzinfo=UTC))
+    now = datetime(2026, 11, 28, 4, tzinfo=UTC)
+    report = replace(report, tool="shard-my-repo 1.0", finished=now, overflowed=overflowed or {})
     return Result(source, plan, report)
 
 

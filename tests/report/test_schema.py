@@ -138,14 +138,16 @@ def reports(draw: st.DrawFn) -> Report:
     return make_report(
         *[checkpoint, plan, draw(TEXT)],
         {
-            shard.file: ShardRecord(shard.file, shard.bytes + draw(st.integers(1, 2**61)), "0a" * 32, {})
+            shard.file: ShardRecord(
+                *(shard.file, shard.bytes + draw(st.integers(1, 2**61)), "0a" * 32, {}),
+                overflowed=draw(st.dictionaries(TEXT, COUNTS)),
+            )
             for shard in plan.shards
         },
         Verification(*counts, draw(SECONDS), draw(EVIDENCE), mismatches),
         draw(st.builds(Resources, COUNTS, SECONDS, *[COUNTS] * 5)),
         destination=draw(FOLDERS | HUBS),
         engine=draw(st.sampled_from(["stream", "classic"])),
-        overflowed=draw(st.dictionaries(TEXT, COUNTS)),
         comparison=draw(st.none() | COMPARISONS),
     )
 

@@ -117,11 +117,14 @@ ARCHITECTURES = {
 """By model type."""
 
 
-def build(name: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def build(name: str, dtype: torch.dtype = torch.bfloat16, of: Architecture | None = None) -> PreTrainedModel:
     torch.manual_seed(0)
-    numbers = ARCHITECTURES[name].numbers
-    tokens = {} if "text_config" in numbers else {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    cls = getattr(transformers, ARCHITECTURES[name].cls)
+    of = of or ARCHITECTURES[name]
+    numbers, tokens = of.numbers, {} if "text_config" in of.numbers else TOKENS
+    cls = getattr(transformers, of.cls)
     config = AutoConfig.for_model(name, **tokens, **numbers)
     make = cls.from_config if cls.__name__.startswith("Auto") else cls._from_config
     model: PreTrainedModel = make(config, dtype=dtype)

@@ -54,7 +54,7 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
         "terminal": screen.file.getvalue(),
         "card": (download(hub, name, tmp_path / "copy") / "README.md").read_text(),
     }
-    weaker = {"log": "match what was read", "page": "match what was read", "terminal": "Matches what was read"}
+    weaker = {"log": "Matches what was read", "page": "match what was read", "terminal": "Matches what was read"}
     assert {place: words in said[place] for place, words in weaker.items()} == dict.fromkeys(weaker, not states)
     assert ("Not all files of the original were compared with a hash" in said["card"]) == (not states)
     if not states:

@@ -20,7 +20,7 @@ from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.verification import Verification
 from sharding.report.schema import Report, parse_report
-from tests import hubs
+from tests import hubs, models
 from tests.conftest import listing
 from tests.folders import bits, kept, reshard, tensors, until_shard, weights
 from tests.inhouse import InHouse
@@ -57,12 +57,6 @@ def verified(source: Path, out: Path, **asked: Any) -> Verification:
     return last.verification
 
 
-def computed(model: Any) -> torch.Tensor:
-    with torch.no_grad():
-        found: torch.Tensor = model(torch.arange(12)[None]).logits
-    return found
-
-
 def same_as_theirs(source: Path, out: Path, asked: Any, dtype: str = "bf16") -> None:
     """What is in `out`, loaded as usual, is `source` loaded as `asked`: names, dtypes, bits and logits."""
     theirs = AutoModelForCausalLM.from_pretrained(source, quantization_config=asked, dtype=DTYPES[dtype])
@@ -70,7 +64,7 @@ def same_as_theirs(source: Path, out: Path, asked: Any, dtype: str = "bf16") -> 
     found, expected = ours.state_dict(), theirs.state_dict()
     assert found.keys() == expected.keys()
     assert [name for name in found if bits(found[name]) != bits(expected[name])] == []
-    assert torch.equal(computed(ours), computed(theirs))
+    assert torch.equal(models.logits(ours), models.logits(theirs))
 
 
 @promise("docs/formats.md#quantized-weights")

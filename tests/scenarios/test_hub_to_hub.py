@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from sharding import job
 from sharding.core.errors import DestinationError
 from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.options import Options
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
 from tests.commands import run_process
@@ -73,6 +74,16 @@ def test_weights_beside_a_model_are_copied_without_the_disk(
     copy = download(hub, name, tmp_path / "hub")
     assert listing(copy / "lora") == listing(checkpoint / "lora")
     assert "1 weight file beside them" in verified(hub, source, name).verification.method
+
+
+@pytest.mark.parametrize("change", ["drop", "rename"])
+def test_a_copy_with_other_names_is_read_while_it_arrives(
+    hub: InHouse, checkpoint: Path, name: str, change: str
+) -> None:
+    source = push(hub, checkpoint, f"{name}-source")
+    options = Options("60kB", drop="layers.0.*") if change == "drop" else Options("60kB", rename="layers.0.=first.")
+    proof = shard(hub, source, name, options).verification
+    assert proof.identical and proof.evidence.read == "hub" and proof.made
 
 
 # --- Refusals: each with its sentence, its hint, and nothing left behind ------------------------------

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import constants
 from safetensors.numpy import save_file
 
@@ -24,7 +23,7 @@ from sharding.report.schema import Report
 from sharding.storage.hub.client import Hub
 from tests import models
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import until_shard
+from tests.folders import until_shard, write_ranks
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -162,13 +161,6 @@ def save_bin(folder: Path) -> Path:
     return folder
 
 
-def save_ranks(folder: Path) -> Path:
-    """The same weights as a training run saves them."""
-    tensors = {name: torch.from_numpy(array) for name, array in random_tensors().items()}
-    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    return folder
-
-
 def in_one_file(folder: Path) -> Path:
     return write_checkpoint(folder, {"model.safetensors": random_tensors()}, index=False)
 
@@ -177,7 +169,7 @@ MADE_OF: dict[str, tuple[Callable[[Path], Path], Options]] = {
     "a copy": (in_one_file, Options("20kB")),
     "a cast": (in_one_file, Options("60kB", dtype="bf16")),
     "a .bin file": (save_bin, Options("60kB")),
-    "a training run": (save_ranks, Options("60kB")),
+    "a training run": (write_ranks, Options("60kB")),
     "FP8": (lambda folder: save_fp8("qwen3", folder), Options("300kB", dequantize=True)),
 }
 

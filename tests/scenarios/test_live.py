@@ -148,7 +148,7 @@ FAULTS: dict[live.Check, tuple[Any, str]] = {
     live.staging: ("status:404@DELETE .*/branch/", "Branches are left behind"),
     live.commit_limits: ((repos, "write_commit", write_twice), "main has 3 commits"),
     live.stale_parents: ((commits, "parse_commit", take_any_parent), "status 200"),
-    live.visibility: ((HubRepo, "is_private_now", lambda _: True), "It was accepted."),
+    live.visibility: ((HubRepo, "is_private", lambda _: True), "It was accepted."),
 }
 """A fault of the Hub's or a patch of the code, and what the check says then."""
 

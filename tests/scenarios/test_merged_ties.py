@@ -23,10 +23,11 @@ from tests.lora import (
     save_base,
     save_both,
 )
-from tests.model_class.test_tying import SEQ2SEQ
+from tests.scenarios.architectures import D_MODEL, TOKENS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
+SEQ2SEQ = {**D_MODEL, **TOKENS}
 WHISPER = {**SEQ2SEQ, "max_source_positions": 16, "max_target_positions": 16, "num_mel_bins": 8}
 OTHERS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "whisper": (AutoModelForSpeechSeq2Seq, "whisper", WHISPER),

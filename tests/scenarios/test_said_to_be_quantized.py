@@ -111,15 +111,6 @@ def base_of(model: Path, tmp_path: Path) -> Callable[[str], Path]:
     return base_of
 
 
-def logits(folder: Path) -> torch.Tensor:
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    with torch.no_grad():
-        found: torch.Tensor = model.eval()(torch.arange(3, 15).view(1, 12)).logits
-    assert found.isfinite().all()
-    return found
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_what_config_json_says_of_the_quantized_base_does_not_hold_for_what_was_trained(
     method: str, run_of: Path, model: Path, base_of: Callable[[str], Path], tmp_path: Path
@@ -133,7 +124,7 @@ def test_what_config_json_says_of_the_quantized_base_does_not_hold_for_what_was_
     assert "but none are" in codes["quantization-dropped"] and "recipe.yaml" in codes["left-out"]
     assert "base-lacks" not in codes
     if method == "fp8":
-        assert torch.equal(logits(tmp_path / "out"), logits(model))
+        assert torch.equal(models.loaded_logits(tmp_path / "out"), models.loaded_logits(model))
 
 
 def test_weights_of_a_quantized_base_are_cast_and_verified_as_any_other(
@@ -144,7 +135,7 @@ def test_weights_of_a_quantized_base_are_cast_and_verified_as_any_other(
     reshard(model, tmp_path / "plain", dtype="fp16", strategy="blocks")
     ours, theirs = (json.loads((tmp_path / out / "config.json").read_text()) for out in ("out", "plain"))
     assert ours == theirs
-    assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "plain"))
+    assert torch.equal(models.loaded_logits(tmp_path / "out"), models.loaded_logits(tmp_path / "plain"))
     *_, verified = job.verify(str(run_of), str(tmp_path / "out"), dtype="fp16", base=str(base))
     assert verified.verification.identical  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="not quantized"):

@@ -26,7 +26,6 @@ from tests.inhouse import InHouse
 from tests.promises import promise
 
 WAYS = ("hf", "hf-columns", "plain", "columns", "accelerate")
-TOKENS = torch.arange(3, 15).view(1, 12)
 
 
 def trained(model: Path, out: Path, ranks: int, *ways: str, warm: Path | str = "") -> Path:
@@ -64,14 +63,6 @@ def saved(warm_folder: Path, base: Path) -> Path:
     return trained(base, base.parent / "3", 3, *WAYS, warm=warm_folder)
 
 
-def logits(folder: Path) -> torch.Tensor:
-    model, told = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
-    assert not told["missing_keys"] and not told["mismatched_keys"]
-    with torch.no_grad():
-        found: torch.Tensor = model.eval()(TOKENS).logits
-    return found
-
-
 def assert_is_that_model(result: Path, model: Path) -> None:
     """The same tensors, bit for bit; but for buffers that only `hf` adds, nothing else; and the same logits."""
     ours, theirs = tensors(result), load_file(model / "model.safetensors")
@@ -81,7 +72,7 @@ def assert_is_that_model(result: Path, model: Path) -> None:
     if "model.steps" in ours:
         assert ours["model.steps"].tolist() == [0, 1, 2]
         assert ours["model.scale"].shape == () and ours["model.scale"].item() == 7
-    assert torch.equal(logits(result), logits(model))
+    assert torch.equal(models.loaded_logits(result, "unexpected_keys"), models.loaded_logits(model))
 
 
 @promise("docs/formats.md#what-a-training-run-has-saved")

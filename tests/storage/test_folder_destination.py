@@ -14,7 +14,6 @@ from sharding.core.values import ShardRecord
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage import folder_destination as destination_room
 from sharding.storage.folder_destination import FolderDestination
-from sharding.storage.folder_source import FolderSource
 from tests.conftest import listing, random_tensors
 from tests.folders import arrays, finish, reshard, same, staged
 
@@ -134,36 +133,6 @@ def test_no_file_beside_the_weights_takes_the_place_of_one_of_ours(checkpoint: P
     assert b"planted" not in found.values() and found["vocab.txt"] == b"words"
     told = [finding.message for finding in report.plan.findings if finding.code == "left-out"]
     assert any(name in message for message in told) or STAGING_FOLDER in name.lower()  # no folder of a repo
-
-
-@pytest.mark.parametrize("name", [f"{STAGING_FOLDER}/x", "MODEL.safetensors", "Config.json", "sharding_records/x.json"])
-def test_no_file_of_the_source_is_published_under_a_name_of_ours(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    (checkpoint / name).parent.mkdir(exist_ok=True)
-    (checkpoint / name).write_bytes(b"planted")
-    origin = FolderSource("in", {name: checkpoint / name})
-    target = FolderDestination(tmp_path)
-    with pytest.raises(DestinationError, match="would replace|leads out") as refusal:
-        target.publish({"model.safetensors": RECORD}, origin.files, origin, {"config.json": b"{}"})
-    target.close()
-    assert refusal.value.hint
-    assert "planted" not in str(listing(tmp_path / "out"))
-
-
-@pytest.mark.parametrize("name", ["README.md", INDEX])
-def test_a_file_put_into_the_folder_meanwhile_is_not_replaced(checkpoint: Path, out: Path, name: str) -> None:
-    events = job.shard(str(checkpoint), str(out), "60kB")
-    next(event for event in events if isinstance(event, ShardFinished))
-    (out / name).write_bytes(b"mine")
-    with pytest.raises(DestinationError, match=name) as refusal:
-        for _ in events:
-            pass
-    assert "--overwrite" in refusal.value.hint
-    assert {path: data for path, data in listing(out).items() if not path.endswith(".part")} == {name: b"mine"}
-    with pytest.raises(DestinationError, match=name):
-        finish(job.shard(str(checkpoint), str(out), "60kB"))
-    (out / name).unlink()
-    reshard(checkpoint, out)
-    assert same(arrays(out), random_tensors())
 
 
 def test_a_job_that_has_ended_leaves_the_parts_of_the_next_one_alone(checkpoint: Path, out: Path) -> None:

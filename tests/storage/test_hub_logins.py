@@ -13,7 +13,7 @@ from sharding import job
 from sharding.core.errors import DestinationError, SourceError
 from sharding.core.origin import Place
 from sharding.storage.hub import guard as hub_guard
-from sharding.storage.hub.answers import OddAnswer, checked_commit
+from sharding.storage.hub.answers import OddAnswer
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import LONGEST_GRANT_SECONDS
 from sharding.storage.hub.lookup import Lookup
@@ -121,15 +121,6 @@ def test_the_login_is_sent_to_the_hubs_own_address_and_to_no_other(endpoint: str
 
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.mark.parametrize(
-    "odd", [None, 7, True, "", "main", SHA[:-1], f"{SHA}0", f"{SHA}\n", f" {SHA}", SHA.upper(), f"{SHA}/../x", [SHA]]
-)
-def test_what_is_no_sha1_in_hex_is_no_commit(odd: Any) -> None:
-    assert checked_commit(SHA) == SHA
-    with pytest.raises(OddAnswer, match="is not a commit"):
-        checked_commit(odd)
 
 
 @pytest.mark.parametrize(

@@ -78,17 +78,12 @@ LINKS = {
     " owner/name ": "owner/name",
     "gpt2": "gpt2",
     "owner/name@refs/pr/7": "owner/name/tree/refs%2Fpr%2F7",
-    "owner/name@feature%2Fx": "owner/name/tree/feature%2Fx",
-    "hf.co/owner/name/tree/main": "owner/name/tree/main",
     "https://huggingface.co/owner/name/tree/main?not-for-all-audiences=true": "owner/name/tree/main",
-    "https://huggingface.co/owner/name/resolve/v2/model.safetensors?download=true": "owner/name/tree/v2",
     "https://huggingface.co/owner/name/commit/0123456789abcdef": "owner/name/tree/0123456789abcdef",
     "HF://models/owner/name@v2": "owner/name/tree/v2",
     "https://huggingface.co/gpt2": "gpt2",
     "some.name/with.dots": "some.name/with.dots",
-    "owner/name@v2/lora/small": "owner/name/tree/v2/lora/small",
     "owner/name/lora/": "owner/name/tree/main/lora",
-    "https://hf.co/owner/name/tree/feature%2Fx/my%20lora": "owner/name/tree/feature%2Fx/my%20lora",
 }
 
 

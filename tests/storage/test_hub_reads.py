@@ -13,14 +13,12 @@ import pytest
 from sharding.core.errors import SourceError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS
 from sharding.core.origin import Place
-from sharding.core.values import FileEntry
 from sharding.fleet.worker import open_lent
 from sharding.localhub import repos
 from sharding.storage.hub import client as hub_client
 from sharding.storage.hub import source as hub_source
 from sharding.storage.hub.answers import NETWORK_TRIES
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.repo import fit_for_commit
 from sharding.storage.hub.source import HubSource, open_repo
 from tests.hubs import SOURCE, TOKEN, push
 from tests.inhouse import InHouse
@@ -231,13 +229,3 @@ def test_a_closed_repo_lends_nothing_if_one_takes_a_login(hub: InHouse, folder: 
     for files in ([MODEL, CONFIG], [CONFIG, MODEL], [CONFIG]):
         with pytest.raises(SourceError, match=f"cannot read {CONFIG} without a login"):
             source.lend(files)
-
-
-# --- What a commit carries ----------------------------------------------------------------------------
-
-
-def test_a_commit_carries_the_smallest_files_and_no_weights() -> None:
-    small, large, weights = FileEntry("b", 5_000_000), FileEntry("c", 15_000_000), FileEntry("w.safetensors", 1)
-    fit, too_much = fit_for_commit([large, small, weights])
-    assert ([file.path for file in fit], [file.path for file in too_much]) == (["b"], ["w.safetensors", "c"])
-    assert fit_for_commit([large, small]) == ([small, large], [])

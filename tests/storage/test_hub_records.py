@@ -16,7 +16,7 @@ from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub import staging as hub_staging
 from sharding.storage.hub.repo import HubRepo
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
-from sharding.storage.records import Earlier, parse_earlier, parse_job, staged_line, whole
+from sharding.storage.records import Earlier, Noted, line_of, parse_earlier, parse_line, whole
 from tests.hubs import SOURCE, TOKEN, branches, download, files_of, shard
 from tests.inhouse import InHouse
 from tests.storage.steps import OF, aim, begun, heads, noted, sent, staged, start
@@ -42,11 +42,12 @@ def test_a_record_counts_only_for_the_very_job_and_plan_that_wrote_it(hub: InHou
         (records[2], staged_job.id, "another plan"),
         (records[3], "", ""),
     ):
-        line = staged_line(record, StagedJob(plan, staged_job.source, staged_job.options, id=job_id))
+        line = line_of(Noted(job_id, plan, record))
         hub.put(name, f"{RECORDS}{record.file}.json", line, revision=STAGING_BRANCH)
     for number, one in enumerate(records[1:], 2):
         hub.put(name, one.file, b"shard %d" % number * 100, revision=STAGING_BRANCH)
     assert len(noted(hub, name)) == 4
+    hub.put(name, f"{RECORDS}nonsense.json", b'{"file": 3', revision=STAGING_BRANCH)
     assert done(hub, name).keys() == {records[0].file}
 
 
@@ -94,9 +95,9 @@ def test_records_too_large_together_are_refused(hub: InHouse, name: str, monkeyp
 def test_a_job_with_choices_that_nobody_can_make_is_no_job(options: str) -> None:
     ref = '{"store": "hub", "repo_id": "a/b", "revision": "c"}'
     line = f'{{"plan_id": "p", "source": {ref}, "options": OPTIONS}}'
-    assert parse_job(line.replace("OPTIONS", '{"max_shard_size": "1GB"}').encode())
-    assert options == "{}" or parse_job(line.replace("OPTIONS", options).encode()) is None
-    assert parse_job(line.encode()[:-9]) is None
+    assert parse_line(StagedJob, line.replace("OPTIONS", '{"max_shard_size": "1GB"}').encode())
+    assert options == "{}" or parse_line(StagedJob, line.replace("OPTIONS", options).encode()) is None
+    assert parse_line(StagedJob, line.encode()[:-9]) is None
 
 
 # --- What main is when a job goes on, and when it has published ---------------------------------------

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import hf_xet
 import pytest
 from huggingface_hub import constants
 
@@ -19,7 +18,7 @@ from sharding.core.errors import DestinationError
 from sharding.core.events import ShardFinished
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.report.schema import Report
-from sharding.storage.hub.client import XET_SETTINGS, Hub, xet_session
+from sharding.storage.hub.client import Hub
 from sharding.storage.hub.repo import has_content, holds
 from sharding.storage.hub.upload import LfsShardWriter, XetShardWriter
 from tests.conftest import listing
@@ -95,14 +94,6 @@ def test_without_xet_what_the_store_has_already_is_not_counted_as_uploaded(plain
     assert (target.bytes_uploaded, target.bytes_deduplicated) == (200_000, 200_000)
     assert target.disk_bytes_written == 400_000
     target.close()
-
-
-def test_without_xet_no_bar_shows(plain: InHouse, folder: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
-    for size in ("9kB", "8kB"):
-        *_, report = job.shard(str(folder), name, size, endpoint=plain.address, token=TOKEN)
-        assert isinstance(report, Report) and report.verification.identical
-    assert capfd.readouterr().err == ""
 
 
 def test_shards_go_to_the_store_whatever_the_gitattributes_of_a_repo_say(plain: InHouse, name: str) -> None:
@@ -230,20 +221,6 @@ def test_a_full_disk_is_said_in_plain_words(monkeypatch: pytest.MonkeyPatch) -> 
         writer.write(b"data")
     assert "smaller shard size" in refusal.value.hint
     writer.abort()
-
-
-@pytest.mark.parametrize("wish", ["", "/elsewhere"])
-def test_hf_xet_gets_its_bounds_and_writes_no_log_files(monkeypatch: pytest.MonkeyPatch, wish: str) -> None:
-    made: list[tuple[Any, str]] = []
-    note = lambda config: made.append((config, os.environ.get("HF_XET_LOG_DEST", ""))) or "session"  # noqa: E731
-    monkeypatch.setattr(hf_xet, "XetSession", note)
-    monkeypatch.delenv("HF_XET_LOG_DEST")
-    if wish:
-        monkeypatch.setenv("HF_XET_LOG_DEST", wish)
-    assert xet_session() == "session"
-    ((config, logs),) = made
-    assert logs == (wish or os.devnull)
-    assert {name: config[name] for name in XET_SETTINGS} == XET_SETTINGS
 
 
 def test_a_failed_job_without_xet_leaves_nothing(plain: InHouse, name: str, folder: Path, temporary: Path) -> None:

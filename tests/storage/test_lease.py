@@ -299,10 +299,3 @@ def test_no_lease_but_ones_own_is_renewed(tmp_path: Path, periods: Periods, thei
     periods.next()
     assert not file.exists() and lease.is_lost
     lease.release()
-
-
-def test_a_dead_lease_is_removed_with_nothing_left_of_it(tmp_path: Path) -> None:
-    of_another_machine(tmp_path, LEASE_SECONDS + 5)
-    for place in (tmp_path, tmp_path, tmp_path / "not there"):
-        Lease(place).clear()
-        assert list(tmp_path.iterdir()) == []

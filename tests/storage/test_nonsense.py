@@ -82,7 +82,7 @@ def test_a_commit_with_an_odd_answer_is_looked_for(hub: InHouse, name: str, monk
 
     def commit(repo: hub_repo.HubRepo, branch: str, *rest: Any) -> str:
         made = usual(repo, branch, *rest)
-        return made if branch != "main" else hub_repo.checked_commit(f"{made}0")
+        return made if branch != "main" else hub_repo.parsed(hub_repo.SHA, f"{made}0")
 
     monkeypatch.setattr(hub_repo.HubRepo, "commit", commit)
     assert shard(hub, SOURCE, name).verification.identical

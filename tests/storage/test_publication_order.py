@@ -82,6 +82,8 @@ def test_every_file_gets_its_name_once_and_when_its_bytes_are_on_the_disk(place:
     for number, _ in named:
         assert is_written(steps, steps[number].path, number), steps[number]
     assert sorted(path for _, path in named) == sorted({*place.new, REPORT_NAME, "README.md"})
+    shards = [path for _, path in named if path.endswith(".safetensors")]
+    assert shards[-1] == min(shards), "a loader begins with the first one"
 
 
 def test_the_names_of_all_else_are_on_the_disk_before_what_shows_it(place: Scene, steps: list[Step]) -> None:

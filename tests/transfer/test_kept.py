@@ -16,11 +16,11 @@ LONG = 60.0
 """Seconds for what comes at once, unless something is broken."""
 
 
-def is_kept(kept: Kept[str], key: str, size: int) -> bool:
+def is_kept(kept: Kept, key: str, size: int) -> bool:
     return kept.get(key, size, lambda: "made anew") != "made anew"
 
 
-def keep(kept: Kept[str], sizes: dict[str, int]) -> None:
+def keep(kept: Kept, sizes: dict[str, int]) -> None:
     for key, size in sizes.items():
         assert kept.get(key, size, lambda key=key: key) == key  # type: ignore[misc]
 
@@ -37,13 +37,13 @@ def keep(kept: Kept[str], sizes: dict[str, int]) -> None:
 )
 def test_what_is_kept_fits_or_is_one_larger_value(sizes: dict[str, int], left: set[str]) -> None:
     for key in sizes:  # what is asked for now may push others out
-        kept: Kept[str] = Kept(100)
+        kept = Kept(100)
         keep(kept, sizes)
         assert is_kept(kept, key, sizes[key]) == (key in left), key
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
-    kept: Kept[str] = Kept(100)
+    kept = Kept(100)
     keep(kept, {"a": 40, "b": 40})
     assert is_kept(kept, "a", 40)  # now b is the one asked for longest ago
     keep(kept, {"c": 40})
@@ -52,7 +52,7 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
     assert is_kept(kept, "c", 40) and not is_kept(kept, "a", 40)
 
 
-def ask_twice(make: Callable[[], str], again: Callable[[], str], kept: Kept[str]) -> list[str]:
+def ask_twice(make: Callable[[], str], again: Callable[[], str], kept: Kept) -> list[str]:
     """Ask for one page while another thread makes it; return what both get, or what they are told."""
     begun, go_on, got = Event(), Event(), list[str]()
 
@@ -82,7 +82,7 @@ def gone() -> str:
 
 
 def test_who_asks_for_what_another_thread_makes_waits_for_it_or_for_its_error() -> None:
-    kept: Kept[str] = Kept(100)
+    kept = Kept(100)
     assert ask_twice(gone, gone, kept) == ["gone"] * 2
     with pytest.raises(SourceError, match="gone"):
         kept.get("page", 10, gone)
@@ -91,7 +91,7 @@ def test_who_asks_for_what_another_thread_makes_waits_for_it_or_for_its_error() 
 
 
 def test_a_value_that_took_the_place_of_one_that_failed_is_kept() -> None:
-    kept: Kept[str] = Kept(100)
+    kept = Kept(100)
 
     def fail() -> str:
         keep(kept, {"large": 100})  # pushes out what is being made
@@ -176,29 +176,6 @@ def test_pages_are_of_extents_and_of_nothing_beyond_the_last(small_pages: None) 
     pages = Pages([source], [Extent(0, "one", 190, 200)])
     assert pages.read(Stored(0, "one", 190, 200), 0, 10) == bytes(range(190, 200))
     assert source.noted == [("one", 190, 200)]
-
-
-def test_chunks_of_any_length_are_taken_in_any_other() -> None:
-    data = bytes(range(100))
-    cuts = [0, 1, 1, 8, 40, 41, 100]
-    feed = Feed(data[a:b] for a, b in zip(cuts, cuts[1:], strict=False))
-    at = 0
-    for count in (0, 3, 30, 1, 1):
-        assert bytes(feed.take(count)) == data[at : at + count]
-        at += count
-    pieces = [bytes(piece) for piece in feed.pieces(60)]
-    assert b"".join(pieces) == data[at : at + 60] and all(pieces)
-    assert bytes(feed.take(5)) == data[95:]
-
-
-def test_what_is_taken_stays_as_it_is_until_the_next_is_taken() -> None:
-    chunk = bytearray(b"01234567")
-    feed = Feed(iter([memoryview(chunk), b"89"]))
-    assert bytes(feed.take(1)) == b"0"
-    taken = feed.take(5)
-    chunk[:] = b"........"
-    assert bytes(taken) == b"12345"
-    assert bytes(feed.take(4)) == b"..89"
 
 
 def test_chunks_that_are_only_passed_on_are_not_copied() -> None:

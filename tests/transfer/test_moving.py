@@ -4,20 +4,19 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from math import inf
 from threading import Barrier, Event, Lock
 
 import pytest
 from blake3 import blake3
 
 from sharding.core.errors import DestinationError, SourceError
-from sharding.core.protocols import Source
+from sharding.core.protocols import ShardSink, ShardWriter, Source
 from sharding.core.values import Piece, Shard, ShardRecord
 from sharding.transfer.lanes import Done
 from sharding.transfer.making import BATCHES_AHEAD
 from sharding.transfer.noting_source import NotingSource
 from sharding.transfer.stream import move_shards
-from sharding.verify.digests import ThisMachine
+from sharding.verify.digests import Reader
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
 from tests.promises import promise
@@ -31,10 +30,8 @@ MOMENT = 0.1
 HEADER = b"header"
 
 
-class Writer:
+class Writer(ShardWriter):
     """A shard that is kept in memory. Each of its deeds can be made to wait."""
-
-    xet_hash = None
 
     def __init__(self, sink: "Sink", file: str) -> None:
         self.sink, self.file, self.data = sink, file, b""
@@ -52,12 +49,13 @@ class Writer:
         self.sink.aborted.append(self.file)
 
 
-class Sink:
-    """A sink in memory, which counts how many shards are open. See `protocols.ShardSink`."""
+class Sink(ShardSink):
+    """A sink in memory, which counts how many shards are open."""
+
+    shards_at_once = 2
 
     def __init__(self, at_once: int = 2) -> None:
         self.shards_at_once = self.writes_at_once = at_once
-        self.bytes_meanwhile = inf
         self.records: list[ShardRecord] = []
         self.written: dict[str, bytes] = {}
         self.aborted: list[str] = []
@@ -66,9 +64,6 @@ class Sink:
         self.on_open: Callable[[str], object] = lambda file: None
         self.on_write: Callable[[Writer], object] = lambda writer: None
         self.on_finish: Callable[[Writer], object] = lambda writer: None
-
-    def expect(self, *_: object) -> None:
-        pass
 
     def open_shard(self, file: str) -> Writer:
         with self.lock:
@@ -122,7 +117,7 @@ def test_a_shard_is_its_header_and_its_tensors_and_its_record_says_what_it_is() 
         sha256 = hashlib.sha256(HEADER + data).hexdigest()
         assert records[shard.file] == ShardRecord(shard.file, 64 + len(HEADER), sha256, digests)
     assert {record.file: record for record in sink.records} == records and len(sink.records) == 3
-    assert result_of(ThisMachine().digest_shards(shards, pieces_of, [source])) == records
+    assert result_of(Reader().digest_shards(shards, pieces_of, [source])) == records
     assert sink.aborted == []
 
 

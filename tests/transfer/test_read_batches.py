@@ -34,11 +34,12 @@ def absolute(batch: Batch) -> list[Extent]:
     return places
 
 
-@given(extents(), st.integers(0, 40))
+@given(extents(), st.integers(0, 40), st.integers(-40, 40))
 def test_a_batch_is_used_in_the_order_asked_for_and_bytes_wanted_twice_are_fetched_once(
-    wanted: list[Extent], shift: int
+    wanted: list[Extent], first: int, last: int
 ) -> None:
-    wanted = [*wanted, *(Extent(*file, start + shift, end + shift) for *file, start, end in wanted)]  # type: ignore[misc]
+    again = ((file, start + first, end + last) for *file, start, end in wanted)
+    wanted += [Extent(*file, start, max(start, end)) for file, start, end in again]  # type: ignore[misc]
     files = {(source, file): NUMBERS[source + ord(file) :] for source, file, *_ in wanted}
     data = b""
     for batch in read_batches(wanted, BATCH, GAP):
@@ -61,11 +62,9 @@ def stretch(start: int, end: int, file: str = "f") -> Extent:
 
 
 def test_a_stretch_inside_another_is_read_with_it() -> None:
-    wanted = [stretch(0, 30), stretch(10, 20), stretch(25, 44)]
-    (batch,) = read_batches(wanted[:2], BATCH, GAP)
-    assert batch.ranges == (stretch(0, 30),)
+    wanted = [stretch(0, 30), stretch(10, 20)]
     (batch,) = read_batches(wanted, BATCH, GAP)
-    assert batch.ranges == (stretch(0, 44),) and absolute(batch) == wanted
+    assert batch.ranges == (stretch(0, 30),) and absolute(batch) == wanted
 
 
 def test_small_stretches_in_any_order_cost_one_request() -> None:
@@ -77,11 +76,6 @@ def test_a_gap_is_read_through_only_where_it_is_small() -> None:
     near, far = [stretch(0, 4), stretch(4 + GAP, 8 + GAP)], [stretch(0, 4), stretch(5 + GAP, 9 + GAP)]
     assert [len(batch.ranges) for batch in read_batches(near, BATCH, GAP)] == [1]
     assert [len(batch.ranges) for batch in read_batches(far, BATCH, GAP)] == [2]
-
-
-def test_a_large_stretch_spans_as_many_batches_as_it_fills() -> None:
-    batches = list(read_batches([stretch(3, 1003)], BATCH, GAP))
-    assert len(batches) == -(-1000 // BATCH)
 
 
 def test_gaps_are_read_through_up_to_as_many_bytes_as_a_batch_has() -> None:
@@ -100,10 +94,3 @@ def test_a_batch_is_filled_to_its_last_byte_and_no_further() -> None:
         wanted = [stretch(end - size, end) for size, end in zip(sizes, ends, strict=True)]
         batches = list(read_batches(wanted, BATCH, GAP))
         assert [sum(part.stop - part.start for _, part in batch.pieces) for batch in batches] == filled
-
-
-def test_what_lies_at_one_place_of_two_files_or_sources_is_not_joined() -> None:
-    (batch,) = read_batches([stretch(4 * n, 4 * n + 4, "ab"[n % 2]) for n in range(6)], BATCH, GAP)
-    assert batch.ranges == (stretch(0, 20, "a"), stretch(4, 24, "b"))
-    (batch,) = read_batches([Extent(n % 2, "f", 4 * n, 4 * n + 4) for n in range(6)], BATCH, GAP)
-    assert batch.ranges == (Extent(0, "f", 0, 20), Extent(1, "f", 4, 24))

@@ -147,7 +147,7 @@ def test_a_staged_shard_whose_header_somebody_replaces_is_not_published(hub: InH
 
     put(hub, tmp_path / "in")
     (wrong,) = made(hub, meanwhile=replace_header).verification.mismatches
-    assert wrong.problem == "it is I32 [5000] and should be F32 [5000]"
+    assert wrong.problem == "its header is not the one that was planned"
     assert not exists(hub, MADE) or INDEX not in files_of(hub, MADE)
 
 

@@ -27,7 +27,7 @@ from sharding.core.verification import Evidence, Verification
 from sharding.formats.file_formats import format_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.stream import Prepared, only_tensors
-from sharding.verify.digests import Reader, ThisMachine
+from sharding.verify.digests import Reader
 from sharding.verify.staged import compare_with_original, reading_back, verify_staged
 from tests.conftest import Tensors, in_two_files, write_checkpoint
 from tests.folders import result_of
@@ -69,7 +69,7 @@ class Case:
         self.plan, self.out = plan_of(checkpoint, Options("60kB")), folder / "out"
         self.prepared = Prepared((self.source,), checkpoint, self.plan)
         pieces = partial(format_of(self.plan).pieces, self.plan)
-        self.records = result_of(ThisMachine().digest_shards(self.plan.shards, pieces, [self.source]))
+        self.records = result_of(Reader().digest_shards(self.plan.shards, pieces, [self.source]))
         self.staged = Arriving(self.out, self.records)
         for event in self.staged.come.values():
             event.set()
@@ -88,10 +88,10 @@ class Case:
 
     def verified(self, arriving: Arriving | None) -> Verification:
         """Carry the job out, and verify it."""
-        places = SimpleNamespace(open_arriving=lambda kept: arriving, open_staged=lambda files: self.staged)
-        target, origin, reader = cast(Destination, places), Inputs({"model": self.source}), ThisMachine()
+        places = SimpleNamespace(open_staged=lambda files: self.staged)
+        target, origin, reader = cast(Destination, places), Inputs({"model": self.source}), Reader()
         with ExitStack() as stack:
-            moved = reading_back(self.moving(arriving), self.prepared, origin, {}, target, reader, stack)
+            moved = reading_back(self.moving(arriving), self.prepared, origin, arriving, stack)
             records, back = result_of(moved)
             proof = verify_staged(self.prepared, origin, records, back, target, Meter(), reader, {})
             return result_of(proof)
@@ -128,16 +128,6 @@ def test_a_result_is_read_again_where_it_could_not_be_read_before_or_is_another_
     assert not arriving.fails or arriving.tries <= FETCHES_AT_ONCE, "one failure is enough"
 
 
-def test_nothing_is_read_meanwhile_by_other_machines(case: Case) -> None:
-    """Such a destination is not asked for a source, so it could not give one."""
-    others, nothing = cast(Reader, None), cast(Destination, None)
-    with ExitStack() as stack:
-        moved = reading_back(
-            case.moving(None), case.prepared, Inputs({"model": case.source}), {}, nothing, others, stack
-        )
-        assert result_of(moved) == (case.records, None)
-
-
 def test_a_job_that_ends_early_ends_what_it_moves_and_what_it_reads(case: Case) -> None:
     is_closed, arriving = Event(), Arriving(case.out, case.records)
 
@@ -148,10 +138,8 @@ def test_a_job_that_ends_early_ends_what_it_moves_and_what_it_reads(case: Case) 
             is_closed.set()
         return {}
 
-    target = cast(Destination, SimpleNamespace(open_arriving=lambda kept: arriving))
     with ExitStack() as stack:
-        given = case.prepared, Inputs({"model": case.source}), dict[str, ShardRecord](), target, ThisMachine(), stack
-        events = reading_back(moving(), *given)
+        events = reading_back(moving(), case.prepared, Inputs({"model": case.source}), arriving, stack)
         next(events)
         events.close()
         assert is_closed.is_set()
@@ -172,7 +160,7 @@ def compared(original: Path, saved: Path) -> Verification:
     source = open_folder(str(saved))
     checkpoint = read_checkpoint(source)
     plan = plan_of(checkpoint, Options("1kB"))
-    records = result_of(ThisMachine().digest_shards(plan.shards, only_tensors, [source]))
+    records = result_of(Reader().digest_shards(plan.shards, only_tensors, [source]))
     return result_of(compare_with_original(BEFORE, plan, records, Inputs({"model": open_folder(str(original))})))
 
 

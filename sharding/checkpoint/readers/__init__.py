@@ -3,20 +3,27 @@
 import re
 from collections.abc import Collection, Sequence
 
-from sharding.checkpoint.readers.dcp import Dcp
-from sharding.checkpoint.readers.rank_files import RankFiles
-from sharding.checkpoint.readers.rank_safetensors import RankSafetensors
+from sharding.checkpoint.foreign import refuse_megatron
+from sharding.checkpoint.readers.dcp import read_dcp
+from sharding.checkpoint.readers.rank_files import RANK_NAME, by_rank, read_rank_files
+from sharding.checkpoint.readers.rank_safetensors import read_rank_safetensors, refuse_several
 from sharding.checkpoint.readers.reader import Reader
-from sharding.checkpoint.readers.safetensors import Safetensors
-from sharding.checkpoint.readers.torch_bin import TorchBin
+from sharding.checkpoint.readers.safetensors import read_safetensors
+from sharding.checkpoint.readers.torch_bin import read_torch_bin
 from sharding.core.values import folder_of
-from sharding.formats.names import LOADED, is_index, is_training_state
+from sharding.formats.names import DCP_METADATA_NAME, LOADED, RANK_SHARD_NAME, is_index, is_training_state
 
 BESIDE_RUN = "huggingface/"
 """The folder beside the files of ranks in which verl and SkyRL save configuration and tokenizer."""
 _STATE = re.compile(r"(?:^|/)(?:optimizer(?:_\d+)?|optim|lr_scheduler)/")  # Folders for what only training needs.
 
-READERS: tuple[Reader, ...] = (RankSafetensors(), Dcp(), RankFiles(), Safetensors(), TorchBin())
+READERS = (
+    Reader(RANK_SHARD_NAME, read_rank_safetensors, of_run=True, check=refuse_several),
+    Reader(re.compile(re.escape(DCP_METADATA_NAME)), read_dcp, of_run=True, check=refuse_megatron),
+    Reader(RANK_NAME, read_rank_files, of_run=True, order=by_rank),
+    Reader(re.compile(r".*\.safetensors", re.DOTALL), read_safetensors),
+    Reader(re.compile(r".*\.bin", re.DOTALL), read_torch_bin),
+)
 """All kinds that are read."""
 
 

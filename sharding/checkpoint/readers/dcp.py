@@ -3,18 +3,15 @@
 Such a file is a row of archives of `torch.save`, each with one piece of a tensor.
 """
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
 from typing import ClassVar
 
 from typing_extensions import override
 
-from sharding.checkpoint.foreign import refuse_megatron
 from sharding.checkpoint.notes import read_ranges
-from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Weights
 from sharding.checkpoint.readers.safetensors import refuse_long
 from sharding.checkpoint.readers.torch_bin import box_of
 from sharding.checkpoint.state_dict import final_names, findings_on_run, model_names, state_in
@@ -25,7 +22,6 @@ from sharding.core.protocols import Files
 from sharding.core.text import format_bytes, name_some
 from sharding.core.values import FileEntry
 from sharding.formats.dcp_metadata import SavedChunk, SavedEntry, parse_metadata
-from sharding.formats.names import DCP_METADATA_NAME
 from sharding.formats.rank_boxes import ALL_RANKS, SavedBoxes, assemble
 from sharding.formats.torch_file import Reader as Archive
 from sharding.formats.torch_file import ZipRefused, open_zip
@@ -39,52 +35,35 @@ _JOIN_GAP_BYTES = 16 << 10  # Edges closer than this are read together. The edge
 _PIECES_AT_ONCE = 1000  # Their edges stay in memory until all places are known: 4 KB per piece, and what lies between.
 
 
-class Dcp(Reader):
-    """A folder that torch.distributed.checkpoint saved."""
-
-    names = re.compile(re.escape(DCP_METADATA_NAME))
-    of_run = True
-
-    @override
-    def finds(self, inside: Sequence[str]) -> list[str]:
-        if found := super().finds(inside):
-            refuse_megatron(inside)
-        return found
-
-    @override
-    def read(self, found: Found) -> Weights:
-        source, by_path = found.source, found.source.by_path
-        (listed,) = found.files
-        refuse_long(source, listed.bytes, found.most_tensors)
-        if listed.bytes > MAX_DCP_BYTES:
-            raise SourceError(
-                f"{listed.path}, the list of all saved pieces, has {format_bytes(listed.bytes)}. The limit is "
-                f"{format_bytes(MAX_DCP_BYTES)}.",
-                "Save the model without its optimizer, which takes two thirds of it, or from fewer ranks.",
-            )
-        try:
-            entries, others = parse_metadata(b"".join(source.read(listed.path, 0, listed.bytes)))
-        except PickleRefused as error:
-            message = f"{listed.path}, the list of all saved pieces, cannot be read: {error}."
-            raise SourceError(message, "Copy it again, or ask its author to save the checkpoint again.") from error
-        state = state_in({entry.name: entry.path for entry in entries})
-        weights = [entry for entry in entries if entry.name not in state]
-        names = final_names(model_names({entry.name: entry.path for entry in weights}), state or others)
-        for entry in weights:
-            if not BY_TORCH[entry.dtype].name:
-                message = f"{entry.name} has the dtype {entry.dtype}, which safetensors does not support."
-                raise SourceError(message, "Save it again in another dtype.")
-        boxes = _boxes(source, weights, by_path)
-        tensors = assemble(
-            SavedBoxes(names[entry.name], BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name])
-            for entry in weights
-        )
-        files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
-        chunks = ((entry.name, chunk) for entry in entries if entry.name in state for chunk in entry.chunks)
-        sizes = Counter[str]()
-        for name, chunk in chunks:
-            sizes[name] += chunk.end_byte - chunk.start_byte
-        return Weights(files, tensors, list(findings_on_run(found, files, tensors, sizes, others, names)))
+def read_dcp(found: Found) -> Weights:
+    """Return the weights in a folder that torch.distributed.checkpoint saved."""
+    source, by_path = found.source, found.source.by_path
+    (listed,) = found.files
+    refuse_long(source, listed.bytes, found.most_tensors)
+    if listed.bytes > MAX_DCP_BYTES:
+        sizes = f"{format_bytes(listed.bytes)}. The limit is {format_bytes(MAX_DCP_BYTES)}"
+        hint = "Save the model without its optimizer, which takes two thirds of it, or from fewer ranks."
+        raise SourceError(f"{listed.path}, the list of all saved pieces, has {sizes}.", hint)
+    try:
+        entries, others = parse_metadata(b"".join(source.read(listed.path, 0, listed.bytes)))
+    except PickleRefused as error:
+        message = f"{listed.path}, the list of all saved pieces, cannot be read: {error}."
+        raise SourceError(message, "Copy it again, or ask its author to save the checkpoint again.") from error
+    state = state_in({entry.name: entry.path for entry in entries})
+    weights = [entry for entry in entries if entry.name not in state]
+    names = final_names(model_names({entry.name: entry.path for entry in weights}), state or others)
+    for entry in weights:
+        if not BY_TORCH[entry.dtype].name:
+            message = f"{entry.name} has the dtype {entry.dtype}, which safetensors does not support."
+            raise SourceError(message, "Save it again in another dtype.")
+    boxes = _boxes(source, weights, by_path)
+    tensors = assemble(
+        SavedBoxes(names[entry.name], BY_TORCH[entry.dtype].name, entry.shape, boxes[entry.name]) for entry in weights
+    )
+    files = [by_path[name] for name in sorted({chunk.file for entry in weights for chunk in entry.chunks})]
+    trained = [entry for entry in entries if entry.name in state]
+    left_out = {entry.name: sum(chunk.end_byte - chunk.start_byte for chunk in entry.chunks) for entry in trained}
+    return Weights(files, tensors, list(findings_on_run(source, files, tensors, left_out, others, names)))
 
 
 def _boxes(source: Files, entries: Sequence[SavedEntry], files: Mapping[str, FileEntry]) -> dict[str, list[Box]]:
@@ -112,7 +91,8 @@ def _boxes(source: Files, entries: Sequence[SavedEntry], files: Mapping[str, Fil
             read = zip(edges, read_ranges(source, edges, _JOIN_GAP_BYTES), strict=True)
             for entry, chunk in some:
                 known = [(start - chunk.start_byte, data) for (_, start, _), data in islice(read, 2)]
-                boxes[entry.name].append(_box(entry, chunk, files[name], _Piece(source, chunk, known)))
+                piece = _Piece(source, FileEntry(name, chunk.end_byte - chunk.start_byte), known)
+                boxes[entry.name].append(_box(entry, chunk, files[name], piece))
     return boxes
 
 
@@ -125,10 +105,6 @@ class _Piece(Archive):
     """One archive in a file, read as if it were a file, of which only the edges are known."""
 
     tail_bytes: ClassVar[int] = _EDGE_BYTES
-
-    def __init__(self, source: Files, chunk: SavedChunk, edges: Iterable[tuple[int, bytes]]) -> None:
-        super().__init__(source, FileEntry(chunk.file, chunk.end_byte - chunk.start_byte))
-        self._known += edges
 
     @override
     def exactly(self, start: int, end: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import Self
 from typing_extensions import override
 
 from sharding.checkpoint.documents import read_json
-from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Weights
 from sharding.checkpoint.readers.safetensors import too_many_tensors
 from sharding.checkpoint.readers.torch_bin import box_of
 from sharding.checkpoint.state_dict import final_names, findings_on_run
@@ -37,68 +37,65 @@ _MOST_COMPARED_BYTES = 64 << 20  # Of a tensor whose archive states no checksum 
 _FSDP_CONFIG = "fsdp_config.json"
 
 
-class RankFiles(Reader):
-    """Files such as `model_world_size_4_rank_0.pt`, and accelerate's `pytorch_model_fsdp_0_rank0.bin`."""
+RANK_NAME = re.compile(
+    r"model_world_size_(?P<ranks>[1-9]\d{0,5})_rank_(?P<rank>0|[1-9]\d{0,5})\.pt"
+    r"|pytorch_model_fsdp(?P<model>(?:_\d+)?)_rank(?P<number>0|[1-9]\d{0,5})\.bin",
+    re.ASCII,
+)
+"""Names such as `model_world_size_4_rank_0.pt`, and accelerate's `pytorch_model_fsdp_0_rank0.bin`."""
 
-    names = re.compile(
-        r"model_world_size_(?P<ranks>[1-9]\d{0,5})_rank_(?P<rank>0|[1-9]\d{0,5})\.pt"
-        r"|pytorch_model_fsdp(?P<model>(?:_\d+)?)_rank(?P<number>0|[1-9]\d{0,5})\.bin",
-        re.ASCII,
-    )
-    of_run = True
 
-    @override
-    def finds(self, inside: Sequence[str]) -> list[str]:
-        return sorted(filter(self.names.fullmatch, inside), key=self._sort_key)
+def by_rank(path: str) -> tuple[str, int]:
+    """Return the key to sort such files: the save or the model, and the rank."""
+    match = RANK_NAME.fullmatch(path)
+    assert match is not None
+    return match["ranks"] or match["model"] or "", int(match["rank"] or match["number"])
 
-    def _sort_key(self, path: str) -> tuple[str, int]:
-        match = self.names.fullmatch(path)
-        assert match is not None
-        return match["ranks"] or match["model"] or "", int(match["rank"] or match["number"])
 
-    @override
-    def read(self, found: Found) -> Weights:
-        files = self._of_one_save(found)
-        ranks = len(files)
-        with readers(found.source.ranges_at_once) as pool:
-            of_ranks = list(pool.map(partial(_read_rank, found, ranks), range(ranks), files))
-        tensors: dict[str, list[_Held]] = {}
-        for held, _ in of_ranks:
-            for name, one in held.items():
-                tensors.setdefault(name, []).append(one)
-        names = final_names({name: name for name in tensors}, ())
-        if drop := _tied_head(found, names, tensors):
-            names.pop(drop)
-        joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
-        trainer = "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate"
-        findings = list(findings_on_run(found, files, joined, {}, of_ranks[0][1], names, trainer))
-        if drop:
-            findings.append(Finding("info", "tied", f"Tied weights are written once. Left out: {drop}."))
-        return Weights(files, joined, findings)
+def read_rank_files(found: Found) -> Weights:
+    """Return the weights that verl, SkyRL and accelerate save."""
+    files = _of_one_save(found)
+    ranks = len(files)
+    with readers(found.source.ranges_at_once) as pool:
+        of_ranks = list(pool.map(partial(_read_rank, found, ranks), range(ranks), files))
+    tensors: dict[str, list[_Held]] = {}
+    for held, _ in of_ranks:
+        for name, one in held.items():
+            tensors.setdefault(name, []).append(one)
+    names = final_names({name: name for name in tensors}, ())
+    if drop := _tied_head(found, names, tensors):
+        names.pop(drop)
+    joined = assemble(_joined(found.source, names[name], name, tensors[name], ranks) for name in names)
+    trainer = "verl or SkyRL" if files[0].path.endswith(".pt") else "accelerate"
+    findings = list(findings_on_run(found.source, files, joined, {}, of_ranks[0][1], names, trainer))
+    if drop:
+        findings.append(Finding("info", "tied", f"Tied weights are written once. Left out: {drop}."))
+    return Weights(files, joined, findings)
 
-    def _of_one_save(self, found: Found) -> list[FileEntry]:
-        """Return the files of all ranks. Raises SourceError if one is missing."""
-        saves: dict[str, list[FileEntry]] = {}
-        for file in found.files:
-            saves.setdefault(self._sort_key(file.path)[0], []).append(file)
-        which = next(iter(saves))
-        if len(saves) > 1:
-            config = as_object(read_json(found.source, _FSDP_CONFIG))
-            which = str(config.get("world_size"))
-            if which not in saves:
-                first = name_some([files[0].path for files in saves.values()])
-                message = f"The folder has rank files of several saves or models, such as {first}."
-                raise SourceError(message, "Keep the files of each one in their own folder.")
-        files, last = saves[which], saves[which][-1].path
-        numbers = [self._sort_key(file.path)[1] for file in files]
-        ranks = int(which) if which.isdecimal() else 1 + numbers[-1]
-        if numbers[-1] >= ranks:
-            raise SourceError(f"{last} has a rank beyond its world size of {ranks}.", ALL_RANKS)
-        if missing := ranks - len(numbers):
-            start, _, end = last.rpartition(str(numbers[-1]))
-            gone = [f"{start}{rank}{end}" for rank in range(ranks) if rank not in numbers]
-            raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", ALL_RANKS)
-        return files
+
+def _of_one_save(found: Found) -> list[FileEntry]:
+    """Return the files of all ranks. Raises SourceError if one is missing."""
+    saves: dict[str, list[FileEntry]] = {}
+    for file in found.files:
+        saves.setdefault(by_rank(file.path)[0], []).append(file)
+    which = next(iter(saves))
+    if len(saves) > 1:
+        config = as_object(read_json(found.source, _FSDP_CONFIG))
+        which = str(config.get("world_size"))
+        if which not in saves:
+            first = name_some([files[0].path for files in saves.values()])
+            message = f"The folder has rank files of several saves or models, such as {first}."
+            raise SourceError(message, "Keep the files of each one in their own folder.")
+    files, last = saves[which], saves[which][-1].path
+    numbers = [by_rank(file.path)[1] for file in files]
+    ranks = int(which) if which.isdecimal() else 1 + numbers[-1]
+    if numbers[-1] >= ranks:
+        raise SourceError(f"{last} has a rank beyond its world size of {ranks}.", ALL_RANKS)
+    if missing := ranks - len(numbers):
+        start, _, end = last.rpartition(str(numbers[-1]))
+        gone = [f"{start}{rank}{end}" for rank in range(ranks) if rank not in numbers]
+        raise SourceError(f"{missing} of the {ranks} rank files are missing: {name_some(gone)}.", ALL_RANKS)
+    return files
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,7 @@ from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
-from typing_extensions import override
-
-from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Weights
 from sharding.checkpoint.readers.safetensors import merge_metadata, read_headers
 from sharding.checkpoint.state_dict import final_names, findings_on_run, state_in
 from sharding.core.errors import SourceError
@@ -29,43 +27,29 @@ _INFO = "DCP_SHARDING_INFO"
 _HINT = "Save the checkpoint again with torch's HuggingFaceStorageWriter, or ask its author."
 
 
-class RankSafetensors(Reader):
-    """Files of torch's HuggingFaceStorageWriter: `shard-00001-model-00001-of-00002.safetensors`."""
-
-    names = RANK_SHARD_NAME
-    of_run = True
-
-    @override
-    def finds(self, inside: Sequence[str]) -> list[str]:
-        counts = sorted({match["count"] for path in inside if (match := self.names.fullmatch(path))})
-        if len(counts) > 1:
-            message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
-            raise SourceError(message, "Keep the files of each save in their own folder.")
-        return super().finds(inside)
-
-    @override
-    def read(self, found: Found) -> Weights:
-        files = found.files
-        headers = read_headers(found.source, files, found.most_tensors)
-        # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.
-        stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
-        state = state_in({name: (name,) for name in stored})
-        names = final_names({name: name for name in stored if name not in state}, state)
-        left_out = Counter[str]()
-        for tensor in (tensor for header in headers for tensor in header.tensors if tensor.name in state):
-            left_out[tensor.name] += tensor.bytes
-        missing, number = missing_names(files)
-        missing_files = name_some(missing, total=number)
-        hint = f"{missing_files} {'is' if number == 1 else 'are'} missing. " if number else ""
-        saved = (replace(one, name=names[one.name]) for one in saved_boxes(files, headers) if one.name in names)
-        tensors = assemble(saved, hint)
-        findings = list(findings_on_run(found, files, tensors, left_out, (), names))
-        if number:
-            message = f"Some ranks saved fewer files than others. Missing files: {missing_files}."
-            hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base "
-            findings.append(Finding("warning", "ranks-uneven", message, f"{hint}owner/name."))
-        metadata, conflicts = merge_metadata(headers, (_INFO, "DCP_VERSION"))
-        return Weights(files, tensors, [*findings, *conflicts], metadata)
+def read_rank_safetensors(found: Found) -> Weights:
+    """Return the weights in files of torch's HuggingFaceStorageWriter."""
+    files = found.files
+    headers = read_headers(found.source, files, found.most_tensors)
+    # Each name is one key of a flat dictionary, because a wrapper and a module of that name look the same.
+    stored = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
+    state = state_in({name: (name,) for name in stored})
+    names = final_names({name: name for name in stored if name not in state}, state)
+    left_out = Counter[str]()
+    for tensor in (tensor for header in headers for tensor in header.tensors if tensor.name in state):
+        left_out[tensor.name] += tensor.bytes
+    missing, number = missing_names(files)
+    missing_files = name_some(missing, total=number)
+    hint = f"{missing_files} {'is' if number == 1 else 'are'} missing. " if number else ""
+    saved = (replace(one, name=names[one.name]) for one in saved_boxes(files, headers) if one.name in names)
+    tensors = assemble(saved, hint)
+    findings = list(findings_on_run(found.source, files, tensors, left_out, (), names))
+    if number:
+        message = f"Some ranks saved fewer files than others. Missing files: {missing_files}."
+        hint = "No piece is missing in the middle. One may be missing at the end. To check that, add --base "
+        findings.append(Finding("warning", "ranks-uneven", message, f"{hint}owner/name."))
+    metadata, conflicts = merge_metadata(headers, (_INFO, "DCP_VERSION"))
+    return Weights(files, tensors, [*findings, *conflicts], metadata)
 
 
 def saved_boxes(files: Sequence[FileEntry], headers: Sequence[Header]) -> Iterator[SavedBoxes]:
@@ -82,6 +66,14 @@ def saved_boxes(files: Sequence[FileEntry], headers: Sequence[Header]) -> Iterat
                 raise SourceError(f"{tensor.name} is {dtype} in {first} and {tensor.dtype} in {file.path}.", _HINT)
             boxes.setdefault(tensor.name, []).append(box)
     return (SavedBoxes(name, dtypes[name], None, pieces) for name, pieces in boxes.items())
+
+
+def refuse_several(files: Sequence[str]) -> None:
+    """Raise SourceError if these `files` are of several saves."""
+    counts = sorted({match["count"] for match in map(RANK_SHARD_NAME.fullmatch, files) if match})
+    if len(counts) > 1:
+        message = f"The folder has rank files of several saves, with {' and '.join(counts)} files each."
+        raise SourceError(message, "Keep the files of each save in their own folder.")
 
 
 def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:

@@ -1,9 +1,9 @@
-"""The protocol of a reader: how weights of one kind are recognised and read."""
+"""A reader: how weights of one kind are recognised and read."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sharding.core.protocols import Files
 from sharding.core.values import FileEntry, Finding, Tensor
@@ -36,18 +36,23 @@ class Found:
     most_tensors: int
 
 
-class Reader(Protocol):
+@dataclass(frozen=True, slots=True)
+class Reader:
     """A kind of weight files: those whose path matches `names`. With `of_run`, the ranks of a training run saved them.
 
-    A file of a run lies at the top of its source.
+    A file of a run lies at the top of its source. `read` returns the weights in such files, without their bytes. It
+    raises SourceError, HeaderError and TooManyTensors. `check` raises SourceError for files that it cannot read.
     """
 
     names: re.Pattern[str]
+    read: Callable[[Found], Weights]
     of_run: bool = False
+    order: Callable[[str], Any] | None = None
+    check: Callable[[Sequence[str]], None] = lambda inside: None
 
     def finds(self, inside: Sequence[str]) -> list[str]:
         """Return its files among those `inside` a folder, in the order in which it reads them. Raises SourceError."""
-        return sorted(filter(self.names.fullmatch, inside))
-
-    def read(self, found: Found) -> Weights:
-        """Return the weights in these files, without their bytes. Raises SourceError, HeaderError, TooManyTensors."""
+        files = sorted(filter(self.names.fullmatch, inside), key=self.order)
+        if files:
+            self.check(inside)
+        return files

@@ -1,14 +1,10 @@
 """Read safetensors files, each with its header."""
 
-import re
 from collections.abc import Container, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from threading import Lock
 
-from typing_extensions import override
-
-from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Weights
 from sharding.core.errors import HeaderError, TooManyTensors
 from sharding.core.limits import MAX_TENSORS
 from sharding.core.protocols import Files
@@ -17,7 +13,6 @@ from sharding.core.threads import readers
 from sharding.core.values import FileEntry, Finding
 from sharding.formats.names import what_is
 from sharding.formats.safetensors_file import LENGTH_BYTES, Header, header_end, parse_header
-from sharding.recipes.stored import Stored, place_of
 
 TENSOR_DESCRIPTION_BYTES = 160
 """Upper estimate of what a header or an index holds for each tensor. A header has about 110 bytes, an index 130."""
@@ -29,16 +24,11 @@ _LONG_BYTES = 2_000_000
 _FIRST_READ_BYTES = 64 << 10  # Most headers are shorter. A longer one takes a second read.
 
 
-class Safetensors(Reader):
-    """Safetensors files that hold whole tensors."""
-
-    names = re.compile(r".*\.safetensors", re.DOTALL)
-
-    @override
-    def read(self, found: Found) -> Weights:
-        headers = read_headers(found.source, found.files, found.most_tensors)
-        metadata, conflicts = merge_metadata(headers)
-        return Weights(found.files, [tensor for header in headers for tensor in header.tensors], conflicts, metadata)
+def read_safetensors(found: Found) -> Weights:
+    """Return the weights in safetensors files that hold whole tensors."""
+    headers = read_headers(found.source, found.files, found.most_tensors)
+    metadata, conflicts = merge_metadata(headers)
+    return Weights(found.files, [tensor for header in headers for tensor in header.tensors], conflicts, metadata)
 
 
 def read_headers(source: Files, files: Iterable[FileEntry], most_tensors: int = MAX_TENSORS) -> list[Header]:
@@ -64,13 +54,7 @@ def _read_header(source: Files, file: FileEntry, most_tensors: int) -> Header:
         refuse_long(source, end, most_tensors)
         first += b"".join(source.read(file.path, len(first), end))
     with _LONG if end > _LONG_BYTES else nullcontext():
-        header = parse_header(first, file.bytes, file.path)
-    if (at := (file.source, file.at)) == (0, file.path):
-        return header
-    # The file has another name in the source than in the repo.
-    places = ((tensor, place_of(tensor)) for tensor in header.tensors)
-    moved = (tensor._replace(recipe=Stored(*at, place.start_byte, place.end_byte)) for tensor, place in places)
-    return replace(header, tensors=tuple(moved))
+        return parse_header(first, file.bytes, file.path, (file.source, file.at))
 
 
 def refuse_long(source: Files, description_bytes: int, most_tensors: int) -> None:

@@ -1,16 +1,13 @@
 """Read the files of torch.save: find the bytes of each tensor, each tensor once. Runs no code from them."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
 
-from typing_extensions import override
-
 from sharding.checkpoint.documents import read_json
-from sharding.checkpoint.readers.reader import Found, Reader, Weights
+from sharding.checkpoint.readers.reader import Found, Weights
 from sharding.core.dtypes import BY_TORCH, item_bytes
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_EXPANDED_BYTES, MAX_NAMES_OF_A_TENSOR
@@ -29,22 +26,17 @@ from sharding.recipes.stored import Stored
 _HINT = "Ask its author for safetensors, or load it on an isolated machine and save it as safetensors."
 
 
-class TorchBin(Reader):
-    """Files of torch.save: `pytorch_model.bin` and its shards."""
-
-    names = re.compile(r".*\.bin", re.DOTALL)
-
-    @override
-    def read(self, found: Found) -> Weights:
-        files = found.files
-        # A tied name may be left out only if the loader fills it in again. transformers does; others do not.
-        is_tied = ties(read_json(found.source, found.weight_set.folder + CONFIG_NAME)) is True
-        is_tied = is_tied and found.weight_set.stem == "model" and not found.weight_set.is_whole
-        with readers(found.source.ranges_at_once) as pool:
-            archives = list(pool.map(partial(read_archive, found.source, unites_tied=is_tied), files))
-        tensors = [tensor for archive in archives for tensor in archive.tensors]
-        tied = [name for archive in archives for name in archive.tied]
-        return Weights(files, tensors, list(_describe(files, archives)), tied=tied)
+def read_torch_bin(found: Found) -> Weights:
+    """Return the weights in files of torch.save: `pytorch_model.bin` and its shards."""
+    files = found.files
+    # A tied name may be left out only if the loader fills it in again. transformers does; others do not.
+    is_tied = ties(read_json(found.source, found.weight_set.folder + CONFIG_NAME)) is True
+    is_tied = is_tied and found.weight_set.stem == "model" and not found.weight_set.is_whole
+    with readers(found.source.ranges_at_once) as pool:
+        archives = list(pool.map(partial(read_archive, found.source, unites_tied=is_tied), files))
+    tensors = [tensor for archive in archives for tensor in archive.tensors]
+    tied = [name for archive in archives for name in archive.tied]
+    return Weights(files, tensors, list(_describe(files, archives)), tied=tied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +159,6 @@ def _tied(tensors: Mapping[str, StoredTensor]) -> dict[str, str]:
 
 
 def _lay_out(file: FileEntry, kept: Mapping[str, StoredTensor], locate: Locate) -> tuple[Tensor, ...]:
-    """Return the tensors of `file` with their recipes."""
     places = locate(tensor.storage for tensor in kept.values())
     sizes = {name: prod(tensor.shape) * item_bytes(tensor.dtype) for name, tensor in kept.items()}
     most_more = (MAX_NAMES_OF_A_TENSOR - 1) * file.bytes + MAX_EXPANDED_BYTES

@@ -1,30 +1,52 @@
 """Load checkpoints, each in a process of its own, and print the cost of each as a line of JSON.
 
 Several are loaded in forks of this process, which imports once, and whose figures begin with the fork.
+
+A limit is a memory cgroup (v1) if one can be created, else RLIMIT_DATA. The cgroup counts the page cache too, which the
+kernel drops before it kills. RLIMIT_DATA counts private writable mappings, such as weights that torch maps, even if
+nobody touches them. So a load that passes under it fits into memory, and one that fails might still fit.
 """
 
+import ctypes
 import json
+import mmap
 import os
+import resource
 import signal
-import subprocess
 import sys
 import time
-from contextlib import ExitStack
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from sharding.core.environment import child_command, child_variables
 from sharding.loading.probe import child
-from sharding.loading.probe.memory import Cap, drop, memory_cap
 
 _SAMPLE_SECONDS = 0.015
 _LONGEST_SECONDS = 3600.0
 _WEIGHTS = (".safetensors", ".bin")
+_MOUNT = Path("/sys/fs/cgroup/memory")
+_COLD = 0.05  # Largest share of the pages of a file in memory at which it still counts as cold.
+
+
+class Cap(NamedTuple):
+    """A limit that is in force. `by` is its kind. The new process calls `enter` before its program starts."""
+
+    by: str
+    enter: Callable[[], object]
+    folder: Path | None = None
+
+    @property
+    def anon_bytes(self) -> int | None:
+        """Anonymous memory that the cgroup counts now; None without a cgroup."""
+        lines = (self.folder / "memory.stat").read_text().splitlines() if self.folder else []
+        return next((int(line.split()[1]) for line in lines if line.startswith("rss ")), None)
 
 
 def main() -> None:
@@ -52,22 +74,22 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
         reading, writing = os.pipe()
         order = json.dumps({**asked, "folder": str(folder), "said": writing})
         started = time.monotonic()
-        if import_seconds is None:
-            process: _Fresh | _Fork = _Fresh(order, writing, errors.fileno(), cap)
-        else:
-            process = _Fork(order, errors.fileno())
+        process = _start(order, writing, errors.fileno(), cap, import_seconds is not None)
         os.close(writing)
-        samples, timed_out = _Samples(process.pid, started, cap), False
+        samples, timed_out, ended = _Samples(process, started, cap), False, (0, 0)
         try:
-            while process.is_running():
+            while not ended[0]:
                 samples.take()
                 timed_out = time.monotonic() - started > _LONGEST_SECONDS
                 if timed_out:
-                    process.kill()
+                    os.kill(process, signal.SIGKILL)
                 time.sleep(_SAMPLE_SECONDS)
+                ended = os.waitpid(process, os.WNOHANG)
         finally:
-            process.kill()
-            status = process.wait()
+            if not ended[0]:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+        status = os.waitstatus_to_exitcode(ended[1])
         with open(reading) as pipe:
             lines = [json.loads(line) for line in pipe.read().splitlines()]
         errors.seek(0)
@@ -92,42 +114,25 @@ def watch(folder: Path, asked: dict[str, Any], import_seconds: float | None = No
     return {**facts, **samples.results(phases.get("load", started))}
 
 
-class _Fresh:
-    def __init__(self, order: str, writing: int, errors: int, cap: Cap | None) -> None:
-        self._process = subprocess.Popen(
-            child_command("sharding.loading.probe.child", order),
-            stdin=subprocess.DEVNULL,
-            stdout=errors,
-            stderr=errors,
-            env=child_variables(),
-            pass_fds=(writing,),
-            preexec_fn=cap.enter if cap else None,
-        )
-        self.pid, self.kill, self.wait = self._process.pid, self._process.kill, self._process.wait
-
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-
-class _Fork:
-    def __init__(self, order: str, errors: int) -> None:
-        self._process = ForkProcess(target=_load, args=(order, errors))
-        self._process.start()
-        assert self._process.pid, "it has started"
-        self.pid, self.kill, self.is_running = self._process.pid, self._process.kill, self._process.is_alive
-
-    def wait(self) -> int:
-        self._process.join()
-        assert self._process.exitcode is not None, "it has ended"
-        return self._process.exitcode
-
-
-def _load(order: str, errors: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (1, 2):
-        os.dup2(errors, number)
-    child.load(json.loads(order))
+def _start(order: str, writing: int, errors: int, cap: Cap | None, is_fork: bool) -> int:
+    """Start a process that loads: a fork of this one, or a new interpreter. Return its id."""
+    if process := os.fork():
+        return process
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), errors, errors)):
+            os.dup2(file, number)
+        if cap:
+            cap.enter()
+        if is_fork:
+            child.load(json.loads(order))
+            os._exit(0)
+        os.set_inheritable(writing, True)
+        command = child_command("sharding.loading.probe.child", order)
+        os.execve(command[0], command, child_variables())
+    finally:
+        traceback.print_exc()
+        os._exit(1)
 
 
 class _Samples:
@@ -176,6 +181,84 @@ class _Samples:
         except psutil.AccessDenied:  # macOS shows it only to root
             anon = total
         return anon, total - anon, total
+
+
+@contextmanager
+def memory_cap(limit_bytes: int, by: str | None) -> Iterator[Cap]:
+    """Yield a cap of `limit_bytes`. `by` is "cgroup", "rlimit" or None for either. Raises OSError if that fails."""
+    folder = None
+    if by != "rlimit":
+        try:
+            folder = _make_cgroup(limit_bytes)
+        except OSError:
+            if by == "cgroup":
+                raise
+    if folder is None:
+        limits = (limit_bytes, limit_bytes)
+        yield Cap("RLIMIT_DATA", lambda: resource.setrlimit(resource.RLIMIT_DATA, limits))
+        return
+    try:
+        tasks = folder / "cgroup.procs"
+        yield Cap("memory cgroup", lambda: tasks.write_text(str(os.getpid())), folder)
+    finally:
+        for _ in range(100):  # a killed process may still be leaving
+            with suppress(OSError):
+                folder.rmdir()
+                break
+            time.sleep(0.02)
+
+
+def _make_cgroup(limit_bytes: int) -> Path:
+    folder = _own() / f"probe-{os.getpid()}"
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        with suppress(FileNotFoundError):  # on a kernel without accounting of swap
+            (folder / "memory.memsw.limit_in_bytes").write_text(str(limit_bytes))
+    except OSError:
+        folder.rmdir()
+        raise
+    return folder
+
+
+def _own() -> Path:
+    """Return the memory cgroup of this process (cgroups(7)). Its limits also apply to cgroups inside it."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(",") and (_MOUNT / path.lstrip("/")).is_dir():
+            return _MOUNT / path.lstrip("/")
+    if not (_MOUNT / "memory.limit_in_bytes").exists():
+        raise FileNotFoundError(f"{_MOUNT} is not a memory cgroup of version 1")
+    return _MOUNT
+
+
+def drop(files: Iterable[Path]) -> str:
+    """Drop `files` from the page cache (posix_fadvise(2) needs no rights); return "cold", or "warm" with the reason."""
+    if not hasattr(os, "posix_fadvise"):
+        return "warm: this system cannot drop a file from the page cache (it has no posix_fadvise)"
+    kept = 0
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # the next call drops no dirty pages
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            kept += _share_in_memory(descriptor) > _COLD
+        finally:
+            os.close(descriptor)
+    return f"warm: {kept} files stayed in the page cache, because other processes use them" if kept else "cold"
+
+
+def _share_in_memory(descriptor: int) -> float:
+    # mincore(2) reads no page; preadv2(2) with RWF_NOWAIT would start to, and on a fast disk find its own page.
+    size = os.fstat(descriptor).st_size
+    if not size:
+        return 0.0
+    with mmap.mmap(descriptor, size, mmap.MAP_PRIVATE) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(mapped)
+        code = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(size), pages)
+        del start  # a mapping with a pointer to it cannot be closed
+        return sum(page & 1 for page in pages) / len(pages) if code == 0 else 0.0
 
 
 if __name__ == "__main__":

@@ -13,10 +13,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sharding.core.allowance import load_allowance, memory_allowance
+from sharding.core.meter import anon_bytes
 from sharding.model_class.transformers_class import Unsupported, model_class
 
-_READ_BYTES = "/proc/self/io", "read_bytes"
 _INDEXES = {"model.safetensors.index.json": "model.safetensors", "pytorch_model.bin.index.json": "pytorch_model.bin"}
 _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 _FLOATS = set(_NAMES.values())  # A load casts these. Integers, booleans and fp8 count as not cast.
@@ -64,14 +66,13 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
     torch.manual_seed(0)
     dtype = getattr(torch, asked["dtype"]) if asked["dtype"] else None
     stored = _stored_dtypes(files)
-    anon_kib, sizes = _proc_number("/proc/self/status", "RssAnon"), [file.stat().st_size for file in files]
+    sizes = [file.stat().st_size for file in files]
     facts = {"architecture": cls.__name__, "files": len(files), "format": files[0].suffix[1:], "stored_dtypes": stored}
-    facts |= {"weight_bytes": sum(sizes), "largest_file_bytes": max(sizes)}
-    facts |= {"base_anon_bytes": anon_kib and 1024 * anon_kib}
+    facts |= {"weight_bytes": sum(sizes), "largest_file_bytes": max(sizes), "base_anon_bytes": anon_bytes()}
     facts |= {"is_cast": asked["dtype"] is not None and bool(stored.keys() & _FLOATS - {asked["dtype"]})}
     with tempfile.TemporaryDirectory(prefix="offload-") as offload:
         say(**facts, phase="load", at=time.monotonic())
-        read_bytes = _proc_number(*_READ_BYTES)
+        read_bytes = _disk_bytes_read()
         model, names = METHODS[asked["method"]](cls, config, folder, dtype, {**asked, "offload": offload})
         if names:
             some = ", ".join(sorted(names)[:3])
@@ -94,7 +95,7 @@ def load_and_run(folder: Path, asked: dict[str, Any], say: Callable[..., None]) 
                     input_ids=text, max_new_tokens=_NEW_TOKENS, min_new_tokens=_NEW_TOKENS, do_sample=False
                 )
                 say(tokens=made[0].tolist())
-        say(disk_bytes_read=None if read_bytes is None else (_proc_number(*_READ_BYTES) or 0) - read_bytes)
+        say(disk_bytes_read=None if read_bytes is None else (_disk_bytes_read() or 0) - read_bytes)
 
 
 _Loaded = tuple[Any, Collection[str]]  # A model, and the names of its weights that were in no file.
@@ -186,14 +187,11 @@ def _weights(model: Any, files: list[Path]) -> dict[str, Any]:
 
 
 def _mapped_ranges(files: list[Path]) -> list[tuple[int, int]] | None:
-    """Return the addresses that `files` are mapped to: proc(5), /proc/PID/maps; None on systems without it."""
-    wanted = {os.path.realpath(file) for file in files}
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
+    """Return the addresses that `files` are mapped to; None on systems that do not say."""
+    process, wanted = psutil.Process(), {os.path.realpath(file) for file in files}
+    if not hasattr(process, "memory_maps"):
         return None
-    fields = [line.split(maxsplit=5) for line in lines]
-    spans = [line[0].split("-") for line in fields if len(line) == 6 and line[5] in wanted]
+    spans = [part.addr.split("-") for part in process.memory_maps(grouped=False) if part.path in wanted]
     return [(int(start, 16), int(end, 16)) for start, end in spans]
 
 
@@ -237,13 +235,10 @@ def _stored_dtypes(files: list[Path]) -> dict[str, int]:
     return dict(dtypes)
 
 
-def _proc_number(path: str, key: str) -> int | None:
-    """Return a number that the kernel states of this process (proc(5)); None on systems without it."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)
+def _disk_bytes_read() -> int | None:
+    """Return what this process has read from disks; None on systems that do not say."""
+    process = psutil.Process()
+    return int(process.io_counters().read_bytes) if hasattr(process, "io_counters") else None
 
 
 _TOKENS, _FIRST_TOKEN = 12, 3

@@ -38,28 +38,23 @@ class _Answer(ProcessCompletedMessage):
 class Session(asyncio.Queue[EventMessage]):
     """The messages for one session of Gradio. `bytes` is their size, `since` the time when one was last fetched."""
 
-    def __init__(
-        self,
-        added: Callable[["Session"], None],
-        clock: Callable[[], float],
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Call `added` after each new message. `is_over` returns whether no more messages can come."""
+    def __init__(self, sessions: "Sessions", name: str) -> None:
+        """Begin the session with this `name` of `sessions`."""
         super().__init__()
         self.bytes, self.listeners, self._sizes = 0, 0, deque[int]()
-        self._added, self._clock, self._is_over = added, clock, is_over
-        self.since = self.answered = clock()
+        self._sessions, self._name = sessions, name
+        self.since = self.answered = sessions.clock()
 
     def put_nowait(self, item: EventMessage) -> None:
         """Add a message. A long error in it is shortened."""
-        if isinstance(item, ProcessCompletedMessage) and not item.success and item.output.get("error"):
-            item.output["error"] = shortened(str(item.output["error"]))
         if isinstance(item, ProcessCompletedMessage):
+            if not item.success and item.output.get("error"):
+                item.output["error"] = shortened(str(item.output["error"]))
             item = _Answer.model_construct(**vars(item))
         self._sizes.append(_bytes(item))
         super().put_nowait(item)
         self.bytes += self._sizes[-1]
-        self._added(self)
+        self._sessions.forget(self)
 
     async def get(self) -> EventMessage:
         """Return the next message. Gradio ends the stream of one client of a session; this ends the others too."""
@@ -68,10 +63,10 @@ class Session(asyncio.Queue[EventMessage]):
             message = await super().get()
         finally:
             self.listeners -= 1
-        self.bytes, self.since = self.bytes - self._sizes.popleft(), self._clock()
+        self.bytes, self.since = self.bytes - self._sizes.popleft(), self._sessions.clock()
         if not isinstance(message, HeartbeatMessage):
             self.answered = self.since
-        if isinstance(message, HeartbeatMessage) and self.empty() and self._is_over():
+        elif self.empty() and self._sessions.is_over(self._name):
             return ProcessCompletedMessage(event_id="over", output={"error": "This call has ended."}, success=False)
         return message
 
@@ -81,32 +76,32 @@ class Sessions(OrderedDict[str, Any]):
 
     def __init__(self, queue: Queue, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._queue, self._clock = queue, clock
+        self._queue, self.clock = queue, clock
 
     def __setitem__(self, session: str, messages: object) -> None:
         """Start a session. Gradio passes a queue without limits, which is not used."""
-        super().__setitem__(session, Session(self._forget, self._clock, lambda: self._is_over(session)))
-        self._forget(self[session])
+        super().__setitem__(session, Session(self, session))
+        self.forget(self[session])
 
     def __missing__(self, session: str) -> Session:
         """Return a session that nobody reads, for a call whose own session was dropped."""
-        return Session(lambda _: None, self._clock)
+        return Session(self, session)
 
-    def _is_over(self, session: str) -> bool:
+    def is_over(self, session: str) -> bool:
         """Return whether no call of a session waits or runs. If so, let Gradio end its streams."""
         waiting = [event for calls in self._queue.event_queue_per_concurrency_id.values() for event in calls.queue]
         running = [event for events in self._queue.active_jobs for event in events or ()]
         if any(event.session_hash == session and event.alive for event in (*waiting, *running)):
             return False
         stays_open = _STAYS_OPEN in self._queue.pending_event_ids_session.get(session, ())
-        if stays_open and self._clock() - self[session].answered < QUIET_SECONDS:
+        if stays_open and self.clock() - self[session].answered < QUIET_SECONDS:
             return False
         self._queue.pending_event_ids_session[session] = set()
         return True
 
-    def _forget(self, newest: Session) -> None:
+    def forget(self, newest: Session) -> None:
         """Drop sessions without listeners: all old ones, and the oldest if there are too many or they are too large."""
-        now, kept = self._clock(), sum(session.bytes for session in self.values())
+        now, kept = self.clock(), sum(session.bytes for session in self.values())
         for name, session in list(self.items()):
             too_much = len(self) > MAX_SESSIONS_KEPT or kept > UNFETCHED_BYTES
             is_old = now - session.since > UNFETCHED_SECONDS
@@ -120,15 +115,11 @@ def bound_answers(queue: Queue) -> None:
     """Make `queue` keep its limits, and sessions forget values, which Gradio keeps for deep links."""
     queueing.traceback = SimpleNamespace(print_exc=_print_error)  # type: ignore[attr-defined, assignment]
     queue.pending_messages_per_session = Sessions(queue)  # type: ignore[assignment]
-    _keep_streams_open(queue)
     SessionState._update_value_in_config = lambda *_: None  # type: ignore[method-assign]
-
-
-def _keep_streams_open(queue: Queue) -> None:
-    """Keep a stream open after the last call. Else an act at that moment gets no answer."""
     push = queue.push
 
     async def and_stay_open(body: PredictBodyInternal, request: Request, username: str | None) -> tuple[Any, ...]:
+        """Keep a browser's stream open after the last call. Else an act at that moment gets no answer."""
         session = body.session_hash  # None for a single call of the API, whose stream ends with its answer
         taken = await push(body, request, username)
         if session in queue.pending_event_ids_session and "sec-fetch-mode" in request.headers:

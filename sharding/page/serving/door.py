@@ -5,7 +5,7 @@ import logging
 import re
 import traceback
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,47 +78,27 @@ class Door:
             await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = None
+        body, is_whole, most = bytearray(), False, _most_bytes(scope)
         with suppress(TimeoutError):
             async with asyncio.timeout(BODY_SECONDS):
-                body = await _body_of(receive, _most_bytes(scope))
-        if body is None:
-            await _too_large(scope, receive, send)
-            return
+                while not is_whole and len(body) <= most:
+                    message = await receive()
+                    body += message.get("body", b"")
+                    is_whole = not message.get("more_body", False)
+        if not is_whole or len(body) > most:
+            return await _too_large(scope, receive, send)
         if scope["method"] == "POST" and not _is_call(body):
-            await _NO_CALL(scope, receive, send)
-            return
-        is_whole = False
+            return await _NO_CALL(scope, receive, send)
+        whole = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
         async def replay() -> Message:
-            nonlocal is_whole
-            if is_whole:
-                return await receive()  # until the client has gone, however long that takes
-            is_whole = True
-            return {"type": "http.request", "body": body, "more_body": False}
+            return next(whole, None) or await receive()  # until the client has gone, however long that takes
 
-        await self._in_turn(scope, replay, send)
-
-    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on. The number of tool calls at a time is limited: each holds a thread that the page needs."""
-        if not _is_tool(scope):
-            await self._app(scope, receive, send)
-        elif self._tools.locked():
-            await _BUSY(scope, receive, send)
-        else:
-            async with self._tools:
-                await self._app(scope, receive, send)
-
-
-async def _body_of(receive: Receive, most_bytes: int) -> bytes | None:
-    body, is_whole = bytearray(), False
-    while not is_whole:
-        message = await receive()
-        body += message.get("body", b"")
-        is_whole = not message.get("more_body", False)
-        if len(body) > most_bytes:
-            return None
-    return bytes(body)
+        if _is_tool(scope) and self._tools.locked():
+            return await _BUSY(scope, receive, send)
+        # Each tool call holds a thread that the page needs.
+        async with self._tools if _is_tool(scope) else nullcontext():
+            await self._app(scope, replay, send)
 
 
 def _is_tool(scope: Scope) -> bool:
@@ -130,7 +110,7 @@ def _most_bytes(scope: Scope) -> int:
     return MAX_TOOL_BYTES if _is_tool(scope) else MAX_BODY_BYTES
 
 
-def _is_call(body: bytes) -> bool:
+def _is_call(body: bytearray) -> bool:
     """Return whether a body is JSON, and has a valid session name or none. Gradio keeps these names."""
     try:
         call = orjson.loads(body)

@@ -7,7 +7,7 @@ sends none.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -37,41 +37,35 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, refuse it, or pass it on without cookies."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)  # of which the door lets no websocket in
         headers = Headers(scope=scope)
         if not self._on_space and not self._is_named(headers.get("host", "")):
-            await self._refuse(
-                f"This page is not served as {headers.get('host', 'nothing')[:100]!r}. To serve it under that name, "
-                "add it to SHARD_HOSTS.", 421, scope, receive, send,
-            )  # fmt: skip
-            return
+            name = headers.get("host", "nothing")[:100]
+            text = f"This page is not served as {name!r}. To serve it under that name, add it to SHARD_HOSTS."
+            return await self._refusal(text, 421)(scope, receive, send)
         if scope["path"] == "/login/callback" and "error" in QueryParams(scope["query_string"]):
-            await RedirectResponse("/")(scope, receive, send)  # the visitor declined, which Gradio does not handle
-            return
+            # The visitor declined, which Gradio does not handle.
+            return await RedirectResponse("/")(scope, receive, send)
         is_own = self._is_own(scope, headers)
         # A CORS preflight of a browser reveals and changes nothing.
-        is_preflight = scope.get("method") == "OPTIONS" and "access-control-request-method" in headers
+        is_preflight = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         if not is_own and not self._on_space and "authorization" not in headers and not is_preflight:
-            await self._refuse(_FOREIGN, 403, scope, receive, send)
-            return
+            return await self._refusal(_FOREIGN, 403)(scope, receive, send)
         dropped = {b"x-forwarded-host"} if not self._is_named(headers.get("x-forwarded-host", "")) else set()
         dropped |= {b"cookie"} if not is_own else set()
         scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0].lower() not in dropped]}
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._mark(MutableHeaders(scope=message), is_own)
+                told = MutableHeaders(scope=message)
+                told.append("Content-Security-Policy", self._policy)
+                del told["Access-Control-Allow-Credentials"]
+                if not is_own:
+                    del told["Set-Cookie"]
             await send(message)
 
         await self._app(scope, receive, answer)
-
-    def _mark(self, headers: MutableHeaders, is_own: bool) -> None:
-        headers.append("Content-Security-Policy", self._policy)
-        del headers["Access-Control-Allow-Credentials"]
-        if not is_own:
-            del headers["Set-Cookie"]
 
     def _is_named(self, host: str) -> bool:
         """Return whether this is a name of the page. One that a proxy reports is where its links lead."""
@@ -79,7 +73,7 @@ class Guard:
 
     def _is_own(self, scope: Scope, headers: Headers) -> bool:
         """Return whether the request is the visitor's own: from the page itself, or by navigating to it."""
-        method = scope.get("method", "")
+        method = scope["method"]
         match headers.get("sec-fetch-site"):
             case "same-origin" | "none":
                 return True
@@ -96,19 +90,13 @@ class Guard:
                 return goes_there and scope["path"] != "/logout"
 
     def _is_same_origin(self, origin: str, host: str) -> bool:
-        try:
+        with suppress(ValueError):
             place = urlsplit(origin).netloc.lower()
-        except ValueError:
-            return False
-        return place != "" and (place == host.lower() or (self._on_space and place in self._hosts))
+            return place != "" and (place == host.lower() or (self._on_space and place in self._hosts))
+        return False
 
-    async def _refuse(self, text: str, status: int, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": text})
-            return
-        response = PlainTextResponse(f"{text}\n", status)
-        response.headers["Content-Security-Policy"] = self._policy
-        await response(scope, receive, send)
+    def _refusal(self, text: str, status: int) -> PlainTextResponse:
+        return PlainTextResponse(f"{text}\n", status, {"Content-Security-Policy": self._policy})
 
 
 def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
@@ -126,14 +114,12 @@ def guarded(site: Site, judge: Judge) -> Callable[[Starlette], AbstractAsyncCont
 
 
 def _name(host: str) -> str:
-    try:
+    with suppress(ValueError):
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    return ""
 
 
 def _is_loopback(name: str) -> bool:
-    try:
-        return name == "localhost" or ip_address(name).is_loopback
-    except ValueError:
-        return False
+    with suppress(ValueError):
+        return ip_address(name).is_loopback
+    return name == "localhost"

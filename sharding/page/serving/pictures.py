@@ -11,9 +11,12 @@ from math import ceil
 from typing import TypeVar
 
 import anyio
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from typing_extensions import override
 
 from sharding.core.errors import DamagedError, ShardingError, SourceError, UsageError
 from sharding.core.limits import CACHED_ANSWERS, CACHED_SECONDS
@@ -38,30 +41,36 @@ _NAME = re.compile(r"[\w./@-]{1,200}", re.ASCII)
 _HEAD, _BODY = b"<head>", b"<body"
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
+class Preview(BaseHTTPMiddleware):
     """Writes previews into the page. They say only what the link says, so they reveal no private repo."""
 
-    app: ASGIApp
-    site: Site
+    def __init__(self, app: ASGIApp, site: Site) -> None:
+        """Preview the page that `app` serves."""
+        super().__init__(app)
+        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and write the preview into the answer if that is the page."""
-        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
-            await self.app(scope, receive, send)
-            return
-        wish = read_wish(dict(QueryParams(scope["query_string"])))
+        is_page = scope["type"] == "http" and scope["path"] == "/" and scope["method"] == "GET"
+        await (super().__call__ if is_page else self.app)(scope, receive, send)
+
+    @override
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        answer = await call_next(request)
+        is_html = answer.status_code == 200 and answer.headers.get("content-type", "").startswith("text/html")
+        if not is_html or "content-encoding" in answer.headers:
+            return answer
+        wish = read_wish(request.query_params)
         result = name_in(wish.result)
-        image = (result and self.site.drawn(CERTIFICATE, result)) or self.site.picture
-        await self.app(scope, receive, _rewriting(send, lambda page: opening(page, wish, image)))
+        image = (result and self._site.drawn(CERTIFICATE, result)) or self._site.picture
+        page = b"".join([part async for part in answer.body_iterator])  # type: ignore[attr-defined]
+        rewritten = Response(opening(page, wish, image), headers=answer.headers)
+        rewritten.headers["content-length"] = str(len(rewritten.body))
+        return rewritten
 
 
 def preview_of(wish: Wish) -> tuple[str, str]:
-    """Return the title and the description of what a link opens.
-
-    >>> preview_of(Wish(result="me/model"))[0]
-    'me/model · Shard My Repo'
-    """
+    """Return the title and the description of what a link opens."""
     if result := name_in(wish.result):
         return f"{result} · {NAME}", "A copy of a model. See what is proved of it, and have every byte checked."
     if (original := name_in(wish.compare)) and (copy := name_in(wish.against)):
@@ -100,41 +109,17 @@ def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
     return before + head + tags.encode() + inside + marked + rest if body else page
 
 
-def _rewriting(send: Send, rewrite: Callable[[bytes], bytes]) -> Send:
-    """Return a `send` that rewrites the body of a whole HTML answer, and passes on any other as it is."""
-    start: Message | None = None
-    body = bytearray()
-
-    async def answer(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            is_page = message["status"] == 200 and headers.get("content-type", "").startswith("text/html")
-            if is_page and "content-encoding" not in headers:
-                start = message
-                return
-        if start is None:
-            await send(message)
-            return
-        body.extend(message.get("body", b""))
-        if message.get("more_body"):
-            return
-        rewritten = rewrite(bytes(body))
-        MutableHeaders(scope=start)["content-length"] = str(len(rewritten))
-        await send(start)
-        await send({"type": "http.response.body", "body": rewritten})
-
-    return answer
-
-
 PICTURE_SECONDS = 20.0  # Longest wait for a badge or picture. What is drawn later is for the next.
 _T = TypeVar("_T")
 
 Judge = Callable[[str, str | None], tuple[Result, Trust]]  # The result in a repo as a token shows it, and its trust.
-_VERDICTS = {CLAIMED: "only claimed", FITS: "structure matches", STATED: "hashes match", READ: "every byte read"}
-_SENTENCES = {CLAIMED: "Claims to be a copy of", FITS: "Matches the structure of", READ: "A copy of"}
-_SENTENCES[STATED] = "By the Hub's hashes, a copy of"
-_UNSURE = "read, with caveats", "Matches what was read from", "read, but not all is known"
+_SAID = {
+    CLAIMED: ("only claimed", "Claims to be a copy of"),
+    FITS: ("structure matches", "Matches the structure of"),
+    STATED: ("hashes match", "By the Hub's hashes, a copy of"),
+    READ: ("every byte read", "A copy of"),
+}
+_UNSURE, _MISSING = ("read, with caveats", "Matches what was read from"), "read, but not all is known"
 """The verdict, the sentence and the words of the last step if every byte was read, but there are caveats."""
 _NOTE = "Code, configuration and tokenizer are not checked."
 _UNSTATED = "The Hub states no hash for some of the files that were read."
@@ -167,8 +152,7 @@ class Pictures:
         """Answer a request for a picture, and pass any other on."""
         wanted = scope["type"] == "http" and scope["path"] in (BADGE, CERTIFICATE)
         if not wanted or scope["method"] not in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
+            return await self._app(scope, receive, send)
         wish = read_wish(dict(QueryParams(scope["query_string"])))
         response = await self._answer(scope["path"], name_in(wish.result))
         if scope["method"] == "HEAD":
@@ -226,13 +210,12 @@ class Pictures:
         if revision.startswith("refs/pr/"):
             return None
         result, trust = self._judge(place, None)
-        if revision in ("", "main"):
-            return certificate_of(result, trust, revision)
         is_shortened = revision != result.revision and result.revision.startswith(revision.lower())
         # `lowered` keeps "contradicted", so nothing shows whether a branch leads to such a commit.
         unreached = unreached_sentence(f"{result.repo_id}@{result.revision}")
         is_strange = trust.level == "contradicted" or unreached in trust.reasons
-        return None if is_shortened or is_strange else certificate_of(result, trust, revision)
+        is_main = revision in ("", "main")
+        return certificate_of(result, trust, revision) if is_main or not (is_shortened or is_strange) else None
 
 
 def _keep(memory: dict[str, _T], most: int, place: str, answer: _T) -> None:
@@ -258,10 +241,10 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     if trust.level == "contradicted" or not report.verification.holds:
         sentence = "This copy does not match its report, or its source."
         return Certificate(result.repo_id, "does not match", "bad", sentence, revision=revision)
-    rung, source = rung_of(trust), report.source
+    reached, source = rung_of(trust), report.source
     is_good = is_proved(report, trust)
-    is_unsure = rung.reached == READ and not is_good
-    verdict, relation, _ = _UNSURE if is_unsure else (_VERDICTS[rung.reached], _SENTENCES[rung.reached], "")
+    is_unsure = reached == READ and not is_good
+    verdict, relation = _UNSURE if is_unsure else _SAID[reached]
     state = "at" if source.place.is_pinned else "in the state"
     relation = "Claims to be made from" if is_told(report, trust) else relation
     name = f"{source.place.words} {state} {source.revision[:12]}{change_of(report, trust)}"
@@ -269,19 +252,18 @@ def certificate_of(result: Result, trust: Trust, revision: str = "") -> Certific
     files = f"{count(len(report.shards), 'file')} of {'at most ' if len(report.shards) > 1 else ''}{size}"
     # Headers and files were compared with these numbers, unlike with most others of a report.
     tensors = count(len(report.plan.weight_map), "tensor")
-    climbed = FITS if is_unsure else rung.reached
-    reached = [number <= climbed for number in (CLAIMED, FITS, STATED, READ)]
-    missing = _UNSURE[2] if is_unsure else "not yet"
+    climbed = FITS if is_unsure else reached
+    missing = _MISSING if is_unsure else "not yet"
     same = "names, shapes and dtypes" if keeps_sizes(report.plan.made) else "names and shapes"
     sample = f"{report.verification.sample} read" if trust.level == "stated" else ""
-    steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), reached, strict=True)
+    steps = zip(TITLES, ("which anyone could write", same, sample, "by this page"), _SAID, strict=True)
     return Certificate(
         result.repo_id,
         verdict,
         "good" if is_good else "plain",
         f"{relation} {name}.",
         (files, tensors, format_bytes(report.plan.total_bytes)),
-        tuple(Step(title, words if is_there else missing, is_there) for title, words, is_there in steps if words),
+        tuple(Step(title, words if n <= climbed else missing, n <= climbed) for title, words, n in steps if words),
         (*trust.caveats, _UNSTATED)[0] if is_unsure else _NOTE,
         revision,
     )

@@ -79,10 +79,10 @@ class Experts:
         _refuse_unless_matrices(a, b)
         rank, scale = self._work.rank_and_scale(f"{container}.{number}.{part}", a)
         half = stored.shape[1] // (2 if leaf == "gate_up_proj" else 1)
-        first = half if part in ("up_proj", "w3") else 0
+        first = number * stored.shape[1] + (half if part in ("up_proj", "w3") else 0)
         if (b.shape, a.shape[1:]) != ((half, rank), stored.shape[2:]) or not number < stored.shape[0]:
             raise self._work.other_shape(stored, a, b)
-        update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half, number, number + 1)
+        update = Update(a.recipe, b.recipe, a.dtype, b.dtype, rank, scale, first, first + half)
         self._single.setdefault(stored.name, []).append(update)
         return True
 
@@ -91,7 +91,7 @@ class Experts:
         for container, updates in self._fused.items():
             yield from self._of_fused(container, updates)
         for name, changes in self._single.items():
-            changes.sort(key=lambda update: (update.first, update.first_row))
+            changes.sort(key=lambda update: update.first_row)
             yield name, self._twice(self._work.tensors[name], tuple(changes), is_stacked=True)
 
     def _parameters(self, container: str) -> list[str]:
@@ -147,7 +147,7 @@ class Experts:
             ends, (outputs, inputs) = (b.shape[0], a.shape[1]), shape[-2:]
             swapped = ends != (outputs, inputs) or (outputs == inputs and self._work.type in TRANSPOSED)
             pair = a.recipe, b.recipe, a.dtype, b.dtype, rank, scale
-            update = Update(*pair, 0, shape[-2], 0, count, transposed=swapped, is_grouped=grouped)
+            update = Update(*pair, 0, prod(shape[:-1]), count, swapped, grouped)
             yield stored.name, self._twice(stored, (update,), is_stacked=len(shape) == 3)
             return
         rows_of_a, size = _in_one_piece(a), rank * (a.bytes // a.shape[0])

@@ -16,14 +16,13 @@ from sharding.formats.peft_config import ADAPTER_NAME, ALL_LINEAR, named_base, p
 from sharding.formats.peft_keys import PREFIX, Kind, parts_of
 from sharding.formats.quantization import method_of, quantization_of, quantized_in
 from sharding.model_class.class_table import EMBEDDINGS, tied_names, ties
-from sharding.model_class.experts import is_fused_type
+from sharding.model_class.experts import FUSED
 from sharding.planning.adapters import merging, replaced
 from sharding.planning.adapters.experts import IN_FUSED, Experts, refuse_some_experts
 from sharding.planning.adapters.merging import WITH_PEFT, Merging, heads_last
 from sharding.planning.dequantize import can_help
 from sharding.planning.draft import Draft
-from sharding.recipes.dora import Dora
-from sharding.recipes.low_rank import Update
+from sharding.recipes.low_rank import LowRank, Update, is_whole
 
 _OF_QUANTIZED = re.compile(
     r"(?:-unsloth)?(?:-bnb)?-(?:4|8)bits?(?![a-z0-9]).*$|-(?:gptq|awq|int4|int8|w4a16)(?![a-z0-9]).*$", re.IGNORECASE
@@ -109,13 +108,13 @@ def _add_updates(work: Merging) -> None:
     experts = Experts(work)
     for module in sorted(modules, key=heads_last):
         _add(work, experts, module, modules[module])
-    doras = [tensor for tensor in work.tensors.values() if tensor.recipe.is_whole]
+    doras = [tensor for tensor in work.tensors.values() if is_whole(tensor.recipe)]
     if doras:
         names = name_some([tensor.name for tensor in doras])
         message = f"A DoRA needs the length of each column, so these tensors are in memory as a whole: {names}."
         hint = f"That takes about {format_bytes(16 * max(tensor.parameters for tensor in doras))} of memory for each."
         work.findings.append(Finding("info", "dora-whole", message, hint))
-    if is_fused_type(work.type):
+    if work.type in FUSED:
         refuse_some_experts(modules, work.model)
     for name, recipe in experts.recipes():
         work.tensors[name] = work.tensors[name]._replace(recipe=recipe)
@@ -143,7 +142,7 @@ def _add_to_weight(work: Merging, module: str, old: Tensor, kinds: Kinds, *, rou
     is_embedding = "embedding_a" in kinds
     a, b = (kinds["embedding_a"], kinds["embedding_b"]) if is_embedding else (kinds["a"], kinds["b"])
     rounds_twice = rounds_twice or is_embedding or work.config.rounds_twice
-    if is_fused_type(work.type) and not is_embedding:
+    if work.type in FUSED and not is_embedding:
         # transformers 5 holds the router of these types in a module of its own.
         rounds_twice = rounds_twice or module.endswith(".gate") or bool(IN_FUSED.search(module))
         _refuse_pattern(work, module)
@@ -176,7 +175,7 @@ def _add_to_bias(work: Merging, module: str, bias: Tensor, a: Tensor) -> None:
     work.tensors[name] = old._replace(recipe=work.low_rank(old, (update,), rounds_twice=False))
 
 
-def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> Dora:
+def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds) -> LowRank:
     if not (magnitude := kinds.get("magnitude")):
         message = f"use_dora is set in {ADAPTER_NAME}, but {PREFIX}{module}.lora_magnitude_vector is missing."
         raise SourceError(message, merging.SAVE_AGAIN)
@@ -184,7 +183,7 @@ def _dora(work: Merging, module: str, old: Tensor, update: Update, kinds: Kinds)
         raise work.other_shape(old, magnitude)
     merging.refuse_odd(old, magnitude)
     of = old.recipe, old.dtype, old.shape
-    return Dora(*of, update, magnitude.recipe, magnitude.dtype)
+    return LowRank(*of, (update,), magnitude=magnitude.recipe, magnitude_dtype=magnitude.dtype)
 
 
 def _refuse_pattern(work: Merging, module: str) -> None:

@@ -190,6 +190,15 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
     return (*_sentences(found), *(reasons or [f"{MEND}shard-my-repo shard {first} ./mended --like {second}"]))
 
 
+def unlike_base(mine: Content, original: Content, named: tuple[str, str]) -> Iterator[Finding]:
+    """Yield a finding if `mine` does not load where the original does. `named` are both, for a command."""
+    if sentences := advised(mine, original, named):
+        hint = sentences[-1] if sentences[-1].startswith(MEND) else ""
+        reasons = " ".join(sentence for sentence in sentences if sentence != hint)
+        message = f"It may not load where {named[1]} does, which its card names as its base. {reasons}"
+        yield Finding("warning", "unlike-base", message, hint)
+
+
 def _sentences(found: Comparison) -> Iterator[str]:
     details = details_of(found)
     if "unwrapped" in details:

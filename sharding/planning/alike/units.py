@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sharding.core.errors import SourceError
 from sharding.core.values import Tensor
-from sharding.recipes.views import View, joined, stacked, view_of
+from sharding.recipes.laid import Laid, joined, laid_of, stacked
 
 _SINGLE = re.compile(r"(?P<of>.*\bexperts)\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[123])\.weight")
 _FUSED = re.compile(r"(?P<of>.*\bexperts)\.(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)")
@@ -39,16 +39,16 @@ class Unit(NamedTuple):
         """Whether it is a weight of all experts of a layer."""
         return ".*." in self.name
 
-    def view(self) -> View:
+    def laid(self) -> Laid:
         """Return it in one piece: [experts, outputs, inputs], or its own shape. Raises SourceError."""
         if self.is_single:
-            return stacked([view_of(tensor) for tensor in self.tensors])
-        whole = view_of(self.tensors[0])
+            return stacked([laid_of(tensor) for tensor in self.tensors])
+        whole = laid_of(self.tensors[0])
         whole = whole.turned() if self.is_turned else whole
         if self.half is None:
             return whole
         length = whole.shape[-2] // 2
-        return whole.part(len(whole.shape) - 2, self.half * length, (self.half + 1) * length)
+        return whole.part(-2, self.half * length, (self.half + 1) * length)
 
 
 class Slot(NamedTuple):
@@ -70,12 +70,12 @@ class Slot(NamedTuple):
         if odd := next((unit for unit in given if unit.tensors[0].dtype != first.tensors[0].dtype), None):
             message = f"{odd.tensors[0].name} and {first.tensors[0].name} have different dtypes, so they cannot be one."
             raise SourceError(message, "Cast them in a copy of its own first.")
-        views = [unit.view() for unit in given]
+        parts = [unit.laid() for unit in given]
         if self.expert is not None:
-            views = [view.row(self.expert) for view in views]
-        view = joined(views, -2) if len(views) > 1 else views[0]
-        view = view.turned() if self.is_turned else view
-        return Tensor(self.tensor.name, first.tensors[0].dtype, view.shape, view.recipe())
+            parts = [part.row(self.expert) for part in parts]
+        laid = joined(parts, -2)
+        laid = laid.turned() if self.is_turned else laid
+        return Tensor(self.tensor.name, first.tensors[0].dtype, laid.shape, laid.recipe())
 
 
 def plain_name(name: str) -> str:

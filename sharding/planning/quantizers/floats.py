@@ -8,7 +8,7 @@ from typing import Any
 from sharding.core.limits import MAX_EXPERT_BYTES
 from sharding.core.values import Tensor
 from sharding.planning.quantizers.format import EXPONENTS, NUMBERS, OF_CHANNEL, WHOLE, Format, Scheme, Weight, refusal
-from sharding.recipes.laid import with_axis_last
+from sharding.recipes.laid import laid_of
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
 
@@ -26,7 +26,7 @@ def _gpt_oss(weight: Weight) -> Tensor:
     if not fits or prod(scales.shape[1:]) > MAX_EXPERT_BYTES:
         raise weight.odd()
     experts, rows, groups, _ = packed.shape
-    turned = with_axis_last(packed.recipe, packed.shape, 1, 1)
+    turned = laid_of(packed).with_axes(0, 2, 3, 1)
     grid = Grid(scales.recipe, Codes("2^/2"), (32, 1), turned=True)
     shape = experts, groups * 32, rows
     return weight.made(Scaled(turned, Codes("2·E2M1", down=1), shape, grid, "F32"))

@@ -1,12 +1,13 @@
 """GPTQ and AWQ (GEMM), whose weights lie transposed in words of 32 bits. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sharding.core.values import Tensor
 from sharding.planning.quantizers.format import NUMBERS, Format, Scheme, Weight, refusal
-from sharding.recipes.laid import with_axis_last
+from sharding.recipes.laid import laid_of
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
 TILE_BYTES = 28 << 20
@@ -34,7 +35,7 @@ def _make(weight: Weight, order: tuple[int, ...] = ()) -> Tensor:
     of_zeros = "I32", (groups, -(-shape[0] * bits // 32))
     if scales.shape != (groups, shape[0]) or (zeros.dtype, zeros.shape) != of_zeros:
         raise weight.odd()
-    turned = with_axis_last(words.recipe, words.shape, 4, 0, TILE_BYTES)
+    turned = replace(laid_of(words).turned(), tile_bytes=TILE_BYTES)
     grid = Grid(scales.recipe, Codes(scales.dtype), (1, group), turned=True)
     points = Grid(zeros.recipe, Codes(f"U{bits}{'+1' * scheme.zero}", order), (1, group), turned=True)
     codes = Codes(f"U{bits}", order, 4) if order else Codes(f"U{bits}")

@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import httpx2
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import parse_ratelimit_headers
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StrictBool, TypeAdapter, ValidationError
 
 from sharding.core.limits import LONGEST_WAIT_SECONDS
 from sharding.core.values import FileEntry
-from sharding.storage.hub.network import StoreAway, never_passes
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -32,6 +30,10 @@ class GarbledAnswer(Exception):  # noqa: N818 - it is the answer that is garbled
     """An answer that was cut, or that a proxy sent instead. The message is the request."""
 
 
+class StoreAway(Exception):  # noqa: N818 - it is the store that is away
+    """The store that a Hub names does not answer. The message is its host, and what happened."""
+
+
 class OddAnswer(Exception):  # noqa: N818 - it is the answer that is odd
     """An answer that no Hub sends, so the request is not repeated. The message is the end of a sentence."""
 
@@ -42,11 +44,20 @@ def may_pass(error: Exception) -> bool:
     """Return whether the same request may succeed later. hf-xet raises RuntimeError for a broken transfer."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in BUSY
-    is_final = isinstance(error, StoreAway) or never_passes(error)
+    # A proxy, or a certificate that is not trusted, stands in the way each time.
+    is_final = isinstance(error, (StoreAway, httpx2.ProxyError)) or "CERTIFICATE_VERIFY_FAILED" in str(error)
     if is_final or isinstance(error.__cause__, OddAnswer) or refuses_argument(error):
         return False
     passing = (ConnectionError, TimeoutError, httpx2.TransportError, GarbledAnswer, *UNREADABLE)
     return type(error) is RuntimeError or isinstance(error, passing)
+
+
+def is_without(error: Exception) -> bool:
+    """Return whether a Hub lacks an endpoint. An existing endpoint sends an error code that says what is missing."""
+    if not isinstance(error, HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
+        return False
+    is_of_file = "/resolve/" in error.response.request.url.path
+    return not is_of_file and not error.response.headers.get("X-Error-Code")
 
 
 def stumbles_over_answer(error: Exception) -> bool:
@@ -91,6 +102,9 @@ def seconds_asked(headers: Mapping[str, str]) -> float | None:
 
 _T = TypeVar("_T")
 _ENTRY = TypeAdapter(FileEntry)
+Sha = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
+SHA: TypeAdapter[str] = TypeAdapter(Sha)  # The commit that a Hub names.
+FLAG: TypeAdapter[bool] = TypeAdapter(StrictBool)
 _NO_SENSE = "gives an answer that makes no sense"
 
 
@@ -99,7 +113,7 @@ class Ref(BaseModel):
 
     name: str
     ref: str
-    commit: str = Field(alias="targetCommit")
+    commit: Sha = Field(alias="targetCommit")
 
 
 class Refs(BaseModel):
@@ -113,7 +127,7 @@ class Refs(BaseModel):
 class Commit(BaseModel):
     """A commit of a history."""
 
-    id: str
+    id: Sha
     title: str
 
 
@@ -153,20 +167,6 @@ def parsed(kind: type[_T] | TypeAdapter[_T], answer: Any) -> _T:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise OddAnswer(f"{_NO_SENSE}: {place}{': ' * bool(place)}{problem['msg']:.200}") from error
-
-
-def checked_commit(answer: Any) -> str:
-    """Return the commit that a Hub names. Raises OddAnswer unless it is a SHA-1 in hex."""
-    if not isinstance(answer, str) or not re.fullmatch("[0-9a-f]{40}", answer):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is not a commit")
-    return answer
-
-
-def checked_flag(answer: Any) -> bool:
-    """Return the true or false that a Hub answers. Raises OddAnswer for anything else."""
-    if not isinstance(answer, bool):
-        raise OddAnswer(f"{_NO_SENSE}: {answer!r:.100} is neither true nor false")
-    return answer
 
 
 def person_of(answer: Any) -> Person:

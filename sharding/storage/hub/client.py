@@ -1,13 +1,12 @@
 """Talk to a Hub: one client per token, errors in plain words, and retries for failures that may pass."""
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import httpx2
 from huggingface_hub import errors
@@ -15,24 +14,21 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, paginat
 
 from sharding import __version__
 from sharding.core.environment import prepare_for_xet, xet_is_off
-from sharding.core.errors import DestinationError, Remedy, ShardingError
+from sharding.core.errors import ShardingError
 from sharding.core.limits import ANSWER_TIMEOUT_SECONDS, XET_LEAST_BYTES
 from sharding.core.protocols import Grant
 from sharding.core.threads import share_memory
 from sharding.storage.hub.answers import (
     Commit,
-    GarbledAnswer,
-    OddAnswer,
     Refs,
-    checked_commit,
+    StoreAway,
+    is_without,
     may_pass,
     parsed,
-    refuses_argument,
     wait_to_retry,
 )
 from sharding.storage.hub.guard import checked_grant, checked_place, mark, one_question, session, unmarked
-from sharding.storage.hub.network import StoreAway, asked_host, way_out
-from sharding.storage.hub.refusals import GO_ON, NO_LOGIN, SIGN_IN, SIGN_IN_AGAIN, refusal
+from sharding.storage.hub.refusals import explanation, way_out
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -183,9 +179,7 @@ class Hub:
         url = f"{self.endpoint}/api/models/{repo_id}/commits/{quote(revision, safe='')}"
         # `list_repo_commits` of huggingface_hub 2.4 reads the whole history, in small pages.
         for commit in paginate(url, {"limit": 1000}, self.headers, ANSWER_TIMEOUT_SECONDS):
-            commit = parsed(Commit, commit)
-            checked_commit(commit.id)
-            yield commit
+            yield parsed(Commit, commit)
 
     def address(self, repo_id: str, revision: str, path: str) -> str:
         """Return the HTTP address of a file of a repo."""
@@ -253,134 +247,16 @@ class Hub:
         self._accesses.clear()
         self._reached.clear()
 
-    def _distrusted(self, odd: OddAnswer, family: type[ShardingError]) -> ShardingError:
-        request = f" ({odd.request})" if odd.request else ""
-        hint = "Check that HF_ENDPOINT is the address of a Hub that you trust."
-        return family(f"{self.endpoint} {odd}{request}.", hint)
-
-    def _without_store(self, away: StoreAway, family: type[ShardingError]) -> ShardingError:
-        hint = "Ask for it to be let through your network. Or set HF_HUB_DISABLE_XET=1: then files pass the Hub itself."
-        return family(f"{self.endpoint} answers, but its Xet store does not, {away}.", hint)
-
     @contextmanager
     def explained(self, repo_id: str, family: type[ShardingError]) -> Iterator[None]:
         """Turn an error of the Hub's client about `repo_id` into a `family` error with a hint."""
         try:
             yield
-        except OddAnswer as error:
-            raise self._distrusted(error, family) from error
-        except StoreAway as error:
-            raise self._without_store(error, family) from error
-        except GarbledAnswer as error:
-            hint = "A proxy may have answered instead of the Hub. Start the same job again later."
-            raise family(f"{self.endpoint} sent an unreadable answer to {error}.", hint) from error
-        except errors.GatedRepoError as error:
-            if "token settings" in (error.server_message or ""):
-                raise refusal(error, repo_id, self.endpoint, family) from error
-            sign_in = "" if self.is_signed_in else f" Sign in with the same account. {SIGN_IN}"
-            hint = f"Accept its terms at {self.page(repo_id)}.{sign_in} Then try again."
-            remedy = Remedy("accept_terms", self.page(repo_id)) if self.is_signed_in else Remedy("sign_in")
-            raise family(f"{repo_id} is gated.", hint, remedy) from error
-        except errors.RevisionNotFoundError as error:
-            revision = _asked_for(error, repo_id)[0]
-            if family is DestinationError:
-                name = f"The branch {revision!r}" if revision else "A branch"
-                message = f"{name} of {repo_id} is gone, but the job writes to it."
-                raise family(message, "Somebody has deleted it. Start the same job again.") from error
-            hint = "Name a branch, a tag or a commit that it has. A slash in its name is written %2F."
-            missing = f"revision {revision!r}" if revision else "such revision"
-            raise family(f"{repo_id} has no {missing}.", hint) from error
-        except errors.EntryNotFoundError as error:
-            path, hint = _asked_for(error, repo_id)[1], "The repo may have changed. Start the same job again."
-            missing = f"the file {path!r}" if path else "a file that it listed"
-            raise family(f"{repo_id} no longer has {missing}.", hint) from error
-        except errors.RepositoryNotFoundError as error:
-            check = "Check the name." if "/" in repo_id else OWNER_AND_NAME
-            hint, remedy = check, None
-            if not self.is_signed_in:
-                hint, remedy = f"{check} If the repo is private, sign in. {SIGN_IN}", Remedy("sign_in")
-            raise family(f"The repo {repo_id} does not exist, or you have no access to it.", hint, remedy) from error
-        except errors.HfHubHTTPError as error:
-            if self._away and is_without(error) and "/info/lfs/" in error.response.request.url.path:
-                raise self._without_store(StoreAway(self._away), family) from error
-            raise _explain(error, repo_id, self.endpoint, family) from error
-        except errors.HFValidationError as error:
-            raise family(f"{repo_id!r} is not the name of a repo.", "Write owner/name.") from error
-        except errors.OfflineModeIsEnabled as error:
-            hint = "Unset HF_HUB_OFFLINE, or choose a folder as source and destination."
-            raise family("HF_HUB_OFFLINE is set, so this tool cannot use a Hub.", hint) from error
-        except httpx2.LocalProtocolError:
-            hint = "Check your token. It may contain characters that are not allowed."
-            message = f"The request to {self.endpoint} about {repo_id} cannot be sent: a header is not valid."
-            raise family(message, hint) from None  # its own message quotes the header, and so the token
-        except (ValueError, httpx2.RequestError, httpx2.InvalidURL, ConnectionError, TimeoutError) as error:
-            if refuses_argument(error):
-                hint = "Check HF_ENDPOINT, your token, and the names of files and branches."
-                message = f"The request to {self.endpoint} about {repo_id} cannot be sent: {error}."
-                raise family(message, hint) from error
-            if isinstance(error, ValueError):
-                raise  # a fault of our own
-            what, hint = way_out(error)
-            message = f"{asked_host(error, self.endpoint)} cannot be reached: {what or error or type(error).__name__}."
-            raise family(message, hint or f"Check the network. {GO_ON}") from error
-        except PermissionError as error:  # hf-xet raises this one and the next two
-            if error.errno is not None:  # it names none, and the system always does
+        except Exception as error:
+            explained = explanation(error, repo_id, self.endpoint, family, self.is_signed_in, self._away)
+            if explained is None:
                 raise
-            raise family(f"{NO_LOGIN}: {repo_id}.", f"{SIGN_IN_AGAIN} {SIGN_IN}", Remedy("sign_in")) from error
-        except FileNotFoundError as error:
-            if error.errno is not None:
-                raise
-            hint = "Start the same job again later. If that does not help, ask the owner to upload the files again."
-            raise family(f"The Hub lists files of {repo_id} whose bytes it does not have: {error}.", hint) from error
-        except RuntimeError as error:
-            if isinstance(error.__cause__, OddAnswer):
-                raise self._distrusted(error.__cause__, family) from error
-            reason = str(error).rstrip(".")
-            raise family(f"The transfer of {repo_id} broke off: {reason}.", GO_ON) from error
-
-
-def is_without(error: Exception) -> bool:
-    """Return whether a Hub lacks an endpoint. An existing endpoint sends an error code that says what is missing."""
-    if not isinstance(error, errors.HfHubHTTPError) or error.response.status_code not in (404, 405, 501):
-        return False
-    is_of_file = "/resolve/" in error.response.request.url.path
-    return not is_of_file and not error.response.headers.get("X-Error-Code")
-
-
-OWNER_AND_NAME = "Write owner/name, such as openai-community/gpt2."
-
-_ASKED = r"/(?:revision|resolve|tree|commits?|preupload|paths-info|xet-[a-z]+-token)/([^/?]+)(?:/([^?]+))?"
-"""The end of a request's address about a repo: the revision, and the path of a file for some requests."""
-
-
-def _asked_for(error: Any, repo_id: str) -> tuple[str, str]:
-    """Return the revision and the path that the Hub could not find; "" for what its request does not name."""
-    match = re.search(re.escape(f"/{repo_id}") + _ASKED, error.response.request.url.raw_path.decode())
-    return (unquote(match[1]), unquote(match[2] or "")) if match else ("", "")
-
-
-_PURPOSES = {
-    "/refs": "staging",
-    "/branch/": "staging",
-    "/xet-": "the transfer through Xet",
-    "/preupload/": "the upload",
-    "/info/lfs/": "the upload",
-    "/commit/": "publishing",
-    "/tree/": "listing the files",
-    "/whoami": "the login",
-}
-"""What each endpoint is needed for, by a part of its path."""
-
-
-def _explain(error: Any, repo_id: str, endpoint: str, family: type[ShardingError]) -> ShardingError:
-    if is_without(error):
-        method, path = error.response.request.method, error.response.request.url.path
-        if path == f"/api/models/{repo_id}" and "/" not in repo_id:
-            return family(f"This Hub has no repo {repo_id!r}.", OWNER_AND_NAME)
-        purpose = next((purpose for part, purpose in _PURPOSES.items() if part in path), "the job")
-        hint = "Check that HF_ENDPOINT is the address of a Hub. Some Hubs do not have every endpoint."
-        return family(f"This Hub has no {method} {path}, but {purpose} needs it.", hint)
-    return refusal(error, repo_id, endpoint, family)
+            raise explained from None if isinstance(error, httpx2.LocalProtocolError) else error
 
 
 def xet_session() -> Any:

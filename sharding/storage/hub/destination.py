@@ -24,9 +24,9 @@ from sharding.core.values import FileEntry, Finding, ShardRecord, StagedJob
 from sharding.formats.names import REPORT_NAME
 from sharding.storage.hub.answers import person_of
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.main import OF_EVERY_NEW_REPO, MainBranch
+from sharding.storage.hub.main import MainBranch
 from sharding.storage.hub.refusals import SIGN_IN
-from sharding.storage.hub.repo import STAGING_BRANCH, HubRepo, fit_for_commit, stored
+from sharding.storage.hub.repo import OF_EVERY_NEW_REPO, STAGING_BRANCH, HubRepo, fit_for_commit, stored
 from sharding.storage.hub.source import ArrivingSource, HubSource
 from sharding.storage.hub.staging import StagingBranch
 from sharding.storage.hub.upload import LfsShardWriter, StoreSink
@@ -139,7 +139,7 @@ class HubDestination(StoreSink, Destination):
         self._main.refuse_names(list(ours), list(beside))
         if self._main.head:
             self._main.look_again()
-            self._repo.ask(self._refuse_public)
+            self._refuse_public()
         else:
             self._create()
             self._main.look(job.source)
@@ -176,7 +176,7 @@ class HubDestination(StoreSink, Destination):
     def _refuse_public(self) -> None:
         """Raise DestinationError if a commit now would be visible to more people than it may be."""
         repo_id = self.ref.repo_id
-        self._is_public = not self._repo.is_private_now()
+        self._is_public = not self._repo.is_private()
         if not self._is_public:
             return
         hint = f"Make it private at {self._settings}, then start the same job again. {_GIVE_UP}"
@@ -203,7 +203,7 @@ class HubDestination(StoreSink, Destination):
 
         self._created = self._repo.ask(create)
         if not self._created:  # by somebody else, or by an earlier try whose answer was lost
-            self._repo.ask(self._refuse_public)
+            self._refuse_public()
         elif self._private is not False and not self._repo.is_private():
             message = f"The Hub made {self.ref.repo_id} public, although this tool asked for a private repo."
             raise DestinationError(message, _NOTHING_SHOWN)
@@ -332,8 +332,7 @@ class HubDestination(StoreSink, Destination):
     @override
     def note(self, record: ShardRecord) -> None:
         if self._arriving:
-            stored = (writer.stored for writer in self._writers if writer.stored)
-            self._arriving.add(file for file in stored if file.path == record.file)
+            self._arriving.add(FileEntry(record.file, record.bytes, record.sha256, record.xet_hash))
         self._staging.add(record)
 
     def _store(self, path: str, chunks: Iterable[bytes]) -> ShardRecord:

@@ -26,7 +26,7 @@ from sharding.core.limits import (
 from sharding.core.protocols import Grant
 from sharding.core.text import duration, format_bytes
 from sharding.storage.hub.answers import BUSY, UNREADABLE, GarbledAnswer, OddAnswer, seconds_asked, stumbles_over_answer
-from sharding.storage.hub.network import unusable_variable
+from sharding.storage.hub.refusals import unusable_variable
 
 LONGEST_ANSWER_SECONDS = 300
 """Longest time that a Hub may take to send such an answer. 64 MB arrive in time at 1.7 Mbit/s."""

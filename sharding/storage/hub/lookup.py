@@ -13,8 +13,9 @@ from sharding.core.errors import DestinationError, ShardingError, SourceError
 from sharding.core.limits import CACHED_SECONDS
 from sharding.core.options import OPTIONS, SINGLE_FILE, Options
 from sharding.core.origin import Place
-from sharding.storage.hub.answers import Person, parsed, person_of
-from sharding.storage.hub.client import Hub, is_without
+from sharding.storage.hub.answers import Person, is_without, parsed, person_of
+from sharding.storage.hub.client import Hub
+from sharding.storage.hub.repo import OF_EVERY_NEW_REPO, HubRepo, free_name
 from sharding.storage.names import new_repo_id, parse_address
 
 REACHED_COMMITS = 5000
@@ -73,15 +74,12 @@ class Lookup:
         """Return the owner of `token`, as the Hub said within the last minute. Raises DestinationError."""
         key, now = sha256(token.encode()).hexdigest(), time.monotonic()
         with self._lock:
-            # In order of age, because every entry is new when it is added.
-            while self._people and now - next(iter(self._people.values()))[0] > PERSON_SECONDS:
-                del self._people[next(iter(self._people))]
+            self._people = {key: told for key, told in self._people.items() if now - told[0] <= PERSON_SECONDS}
             if key in self._people:
                 return self._people[key][1]
         hub = Hub(self._endpoint, token)
         person = hub.ask("your account", DestinationError, lambda: person_of(hub.api.whoami()))
         with self._lock:
-            self._people.pop(key, None)
             self._people[key] = (now, person)
         return person
 
@@ -128,18 +126,13 @@ class Lookup:
         """Return a sentence about a repo that exists and is empty, with the address to delete it. Else return ""."""
         hub = Hub(self._endpoint, token)
         with suppress(DestinationError):
-            files = hub.ask(repo_id, DestinationError, lambda: hub.api.list_repo_files(repo_id))
-            if set(files) <= {".gitattributes"}:
+            if HubRepo(hub, repo_id).files("main").keys() <= OF_EVERY_NEW_REPO:
                 return f"The empty repo {repo_id} is still there. You can delete it at {hub.page(repo_id)}/settings."
         return ""
 
     def free_name(self, repo_id: str, token: str) -> str:
         """Return the first of `repo_id`, `repo_id`-2, … `repo_id`-99 that no repo has yet. Raises DestinationError."""
-        hub = Hub(self._endpoint, token)
-        for name in (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100))):
-            if not hub.ask(name, DestinationError, lambda name=name: hub.api.repo_exists(name)):  # type: ignore[misc]
-                return name
-        raise DestinationError(f"{repo_id} and {repo_id}-2 to {repo_id}-99 are taken.", "Choose another name.")
+        return free_name(Hub(self._endpoint, token), repo_id)
 
 
 def is_reached(hub: Hub, repo: Place, revision: str | None) -> bool:

@@ -8,10 +8,18 @@ from sharding.core.origin import Place
 from sharding.core.text import name_some
 from sharding.core.values import ShardRecord, StagedJob, folders_around
 from sharding.formats.names import REPORT_NAME, refuse_clashes, rivals
-from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, is_alike
+from sharding.storage.hub.repo import (
+    OF_EVERY_NEW_REPO,
+    STAGING_BRANCH,
+    Change,
+    HubRepo,
+    deleted,
+    free_name,
+    has_content,
+    holds,
+    is_alike,
+)
 from sharding.storage.records import parse_earlier
-
-OF_EVERY_NEW_REPO = {".gitattributes"}  # What the Hub itself puts into a new repo.
 
 
 class MainBranch:
@@ -41,10 +49,9 @@ class MainBranch:
         if earlier and earlier.source != name and not self._overwrite:
             raise ReplaceRefused(repo_id, earlier.source, name)
         if not earlier and not files.keys() <= OF_EVERY_NEW_REPO:
-            names = (f"{repo_id}-{number}" for number in range(2, 1000))
-            free = next(name for name in names if not HubRepo(self._repo.hub, name).exists())
             there = name_some(sorted(files.keys() - OF_EVERY_NEW_REPO))
             message = f"{repo_id} already holds files that this tool did not write: {there}."
+            free = free_name(self._repo.hub, repo_id)
             raise DestinationError(message, f"Choose another name, such as {free}, which is free.")
         if earlier:  # a file that somebody has changed since the report was published is theirs
             published = self._repo.last_change(self.head, REPORT_NAME)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
@@ -18,14 +18,15 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Inputs
 from sharding.core.values import FileEntry, ShardRecord
 from sharding.formats.names import is_weights
-from sharding.storage.hub.answers import OddAnswer, checked_commit, checked_flag, listed_files, parsed
-from sharding.storage.hub.client import Hub, is_without
+from sharding.storage.hub.answers import FLAG, SHA, OddAnswer, Sha, is_without, listed_files, parsed
+from sharding.storage.hub.client import Hub
 
 COMMITTED_BYTES = 20_000_000
 """Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers
 that repos keep in git are smaller. Beyond this limit the largest files go to the store."""
 
 STAGING_BRANCH = "shard-my-repo-staging"
+OF_EVERY_NEW_REPO = {".gitattributes"}  # What the Hub itself puts into a new repo.
 
 _MODES_AT_ONCE, _COPIES_AT_ONCE = 256, 500  # Most files in one request, as huggingface_hub 2.4 sends them.
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ class _Copied(BaseModel):
 
 
 class _Committed(BaseModel):
-    commitOid: Any
+    commitOid: Sha
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,7 @@ class HubRepo:
 
     def is_private(self) -> bool:
         """Return whether it is hidden from others."""
-        return self.ask(self.is_private_now)
-
-    def is_private_now(self) -> bool:
-        """Return the same, without retries. Raises the client's errors."""
-        return checked_flag(self.hub.api.model_info(self.repo_id).private)
+        return self.ask(lambda: parsed(FLAG, self.hub.api.model_info(self.repo_id).private))
 
     def refuse_renamed(self) -> None:
         """Raise DestinationError if the Hub knows the repo by another name, which may be that of the source."""
@@ -125,8 +122,7 @@ class HubRepo:
         return self.ask(self._branches)
 
     def _branches(self) -> dict[str, str]:
-        branches = self.hub.refs(self.repo_id).branches or ()
-        commits = {branch.name: checked_commit(branch.commit) for branch in branches}
+        commits = {branch.name: branch.commit for branch in self.hub.refs(self.repo_id).branches or ()}
         if "main" not in commits:
             raise OddAnswer("does not list a branch main")
         return commits
@@ -145,7 +141,7 @@ class HubRepo:
 
         def look() -> str | None:
             for file in self.hub.api.get_paths_info(self.repo_id, path, revision=revision, expand=True):
-                return checked_commit(file.last_commit.oid) if file.last_commit else None
+                return parsed(SHA, file.last_commit.oid) if file.last_commit else None
             raise OddAnswer(f"lists {path}, but has no details about it")
 
         return self.ask(look)
@@ -208,7 +204,7 @@ class HubRepo:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         self._before_commit()  # as late as this: nobody can see uploaded files before
         url, kind = self._api(f"commit/{quote(branch, safe='')}"), {"Content-Type": "application/x-ndjson"}
-        return checked_commit(parsed(_Committed, self.hub.send("POST", url, kind, content=body).json()).commitOid)
+        return parsed(_Committed, self.hub.send("POST", url, kind, content=body).json()).commitOid
 
     def _api(self, path: str) -> str:
         return f"{self.hub.endpoint}/api/models/{self.repo_id}/{path}"
@@ -224,14 +220,22 @@ class HubRepo:
         return [*branches, *(ref.name for ref in (*(refs.tags or ()), *(refs.pull_requests or ())))]
 
 
+def free_name(hub: Hub, repo_id: str) -> str:
+    """Return the first of `repo_id`, `repo_id`-2, … `repo_id`-99 that no repo has yet. Raises DestinationError."""
+    for name in (repo_id, *(f"{repo_id}-{number}" for number in range(2, 100))):
+        if not HubRepo(hub, name).exists():
+            return name
+    raise DestinationError(f"{repo_id} and {repo_id}-2 to {repo_id}-99 are taken.", "Choose another name.")
+
+
 def fit_for_commit(files: Iterable[FileEntry]) -> tuple[list[FileEntry], list[FileEntry]]:
     """Return the side files that a commit itself may carry, smallest first, and those that it may not.
 
     It carries no weights, because a Hub keeps them in its store whatever their size.
 
-    >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000)]
+    >>> files = [FileEntry("a", 15_000_000), FileEntry("b", 9), FileEntry("c", 16_000_000), FileEntry("d.bin", 1)]
     >>> [[file.path for file in some] for some in fit_for_commit(files)]
-    [['b', 'a'], ['c']]
+    [['b', 'a'], ['d.bin', 'c']]
     """
     fit, too_much, count = list[FileEntry](), list[FileEntry](), 0
     for file in sorted(files, key=lambda file: file.bytes):

@@ -10,7 +10,6 @@ from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
 import httpx2
-from huggingface_hub.errors import EntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 from pydantic import TypeAdapter
 from typing_extensions import override
@@ -24,7 +23,8 @@ from sharding.core.values import FileEntry
 from sharding.formats.names import is_plain
 from sharding.storage.hub.answers import (
     NETWORK_TRIES,
-    checked_commit,
+    SHA,
+    StoreAway,
     listed_files,
     may_pass,
     parsed,
@@ -33,7 +33,6 @@ from sharding.storage.hub.answers import (
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.guard import session
 from sharding.storage.hub.lookup import is_reached
-from sharding.storage.hub.network import StoreAway
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
@@ -51,14 +50,14 @@ def open_repo(hub: Hub, asked: Place) -> "HubSource":
     """Pin the repo that is `asked` for, or a folder in it, to the commit of its revision now. Raises SourceError."""
     repo_id, revision = asked.repo_id, asked.revision or None
 
-    def pin() -> tuple[Place, bool | None, bool]:
+    def pin() -> tuple[Place, bool | None]:
         info = hub.api.model_info(repo_id, revision=revision)
-        named = {"store": "hub", "inside": asked.inside, "repo_id": info.id, "revision": checked_commit(info.sha)}
-        return parsed(_REF, named), _is_hidden(info), bool(info.gated)
+        named = {"store": "hub", "inside": asked.inside, "repo_id": info.id, "revision": parsed(SHA, info.sha)}
+        if info.gated:
+            hub.may(repo_id)
+        return parsed(_REF, named), _is_hidden(info)
 
-    ref, is_hidden, is_gated = hub.ask(repo_id, SourceError, pin)
-    if is_gated:
-        hub.ask(repo_id, SourceError, lambda: hub.may(repo_id))
+    ref, is_hidden = hub.ask(repo_id, SourceError, pin)
     is_own = hub.ask(repo_id, SourceError, lambda: is_reached(hub, ref, revision))
     unreached = () if is_own else (f"{ref.repo_id}@{ref.revision}",)
     # If the Hub does not say, the repo does not count as public.
@@ -76,6 +75,7 @@ class HubSource(Source):
     links_out: tuple[str, ...] = ()
     requests = 0
     bytes_read = 0
+    _is_committed = True  # Plain HTTP leads only to committed files.
 
     def __init__(
         self,
@@ -96,15 +96,6 @@ class HubSource(Source):
         self._xet_fails = False
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
-
-    @property
-    def _least_xet_bytes(self) -> int:
-        return self._hub.least_xet_bytes
-
-    @property
-    def _only_xet(self) -> bool:
-        """Whether plain HTTP does not lead to these files."""
-        return self._least_xet_bytes == 0
 
     @override
     def path(self, file: str) -> None:
@@ -162,12 +153,15 @@ class HubSource(Source):
         return entry
 
     def _read(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        in_store = entry.xet_hash is not None and end_byte - start_byte >= self._least_xet_bytes
+        least = self._hub.least_xet_bytes if self._is_committed else 0
+        in_store, only_xet = entry.xet_hash is not None and end_byte - start_byte >= least, least == 0
         position, tries, begun = start_byte, 0, start_byte
         with self._hub.explained(self.ref.repo_id, SourceError):
             while position < end_byte:
-                with_xet = in_store and (self._only_xet or (self._hub.uses_xet and not self._xet_fails))
+                with_xet = in_store and (only_xet or (self._hub.uses_xet and not self._xet_fails))
                 try:
+                    with self._lock:
+                        self.requests += 1
                     # Short ranges: hf-xet holds the bytes of a range in memory, and may stall on a long one.
                     stop = min(end_byte, position + self.batch_bytes)
                     for chunk in (self._xet if with_xet else self._http)(entry, position, stop):
@@ -183,7 +177,7 @@ class HubSource(Source):
                     if position < stop:
                         raise ConnectionError("the stream ended early")
                 except StoreAway:
-                    if self._only_xet:
+                    if only_xet:
                         raise
                     tries = NETWORK_TRIES - 2  # the Hub may send its readers to the same place
                 except Exception as error:
@@ -196,18 +190,8 @@ class HubSource(Source):
                     wait_to_retry(error, tries)
 
     def _list(self) -> list[FileEntry]:
-        try:
-            return self._listed(self.ref.inside)
-        except EntryNotFoundError as error:
-            if not self.ref.inside:
-                raise
-            message = f"{self.ref.repo_id} has no folder {self.ref.inside[:-1]}."
-            raise SourceError(message, "Name a folder that it has, or the repo alone.") from error
-
-    def _listed(self, folder: str) -> list[FileEntry]:
-        list_tree = self._hub.api.list_repo_tree
-        tree = list_tree(self.ref.repo_id, folder[:-1] or None, recursive=True, revision=self.ref.revision)
-        files = []
+        repo_id, folder, files = self.ref.repo_id, self.ref.inside, list[FileEntry]()
+        tree = self._hub.api.list_repo_tree(repo_id, folder[:-1] or None, recursive=True, revision=self.ref.revision)
         for file in listed_files(tree):
             if not file.path.startswith(folder):  # a Hub need not give what was asked for
                 continue
@@ -223,8 +207,6 @@ class HubSource(Source):
         return sorted(files, key=lambda file: file.path)
 
     def _http(self, entry: FileEntry, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        with self._lock:
-            self.requests += 1
         url = self._hub.address(self.ref.repo_id, self.ref.revision, self.ref.inside + entry.path)
         asked = {"Range": f"bytes={start_byte}-{end_byte - 1}", "Accept-Encoding": "identity"}
         timeout = httpx2.Timeout(READ_TIMEOUT_SECONDS, connect=CONNECT_SECONDS)
@@ -260,7 +242,6 @@ class HubSource(Source):
         from hf_xet import XetFileInfo
 
         with self._lock:
-            self.requests += 1
             if self._group is None:
                 self._group = self._hub.download_from(self.ref.repo_id, self.ref.revision)
             group = self._group
@@ -270,17 +251,17 @@ class HubSource(Source):
 class ArrivingSource(HubSource):
     """The finished shards of a job that is under way, by their names in the store. No commit needs to show them."""
 
-    _least_xet_bytes = 0  # plain HTTP only knows committed files
+    _is_committed = False
 
     def __init__(self, hub: Hub, ref: Place, files: Iterable[FileEntry]) -> None:
         super().__init__(hub, ref, files=tuple(files))
         self._news = Condition()
         self._is_over = False
 
-    def add(self, files: Iterable[FileEntry]) -> None:
-        """Let reads of `files` begin."""
+    def add(self, file: FileEntry) -> None:
+        """Let reads of `file` begin."""
         with self._news:
-            self._by_path |= {file.path: file for file in files}
+            self._by_path[file.path] = file
             self.files = tuple(self._by_path.values())
             self._news.notify_all()
 

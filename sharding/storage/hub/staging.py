@@ -14,8 +14,8 @@ from sharding.core.text import format_bytes
 from sharding.core.threads import readers
 from sharding.core.values import ShardRecord, StagedJob
 from sharding.formats.names import RECORDS_FOLDER
-from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, small, stored
-from sharding.storage.records import line_of, parse_job, parse_staged, staged_line, whole
+from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, has_content, holds, stored
+from sharding.storage.records import Noted, line_of, parse_line, whole
 
 COMMIT_SECONDS = 60.0
 """Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
@@ -38,26 +38,26 @@ class StagingBranch:
         self._repo = repo
         self.head = ""
         self._job: StagedJob | None = None
-        self._is_begun = self._is_at_work = False
+        self._is_at_work = False
         self._unnoted: list[ShardRecord] = []
         self._lock = Lock()
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="note")
         self._noting: Future[None] | None = None
         self._next_note = 0.0
-        self._is_json_small = False
         self.finished: set[str] = set()
 
     def job(self, head: str) -> StagedJob | None:
         """Return the job whose shards are on the branch at commit `head`, None if the branch does not name it."""
-        self.head = head
-        self._is_begun = _JOB in self._repo.files(head)
-        self._job = parse_job(self._repo.read(head, _JOB)) if self._is_begun else None
+        self.head, self._job = head, self._named(head)
         return self._job
+
+    def _named(self, head: str) -> StagedJob | None:
+        return parse_line(StagedJob, self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
 
     def records(self, plan_id: str) -> dict[str, ShardRecord]:
         """Return the finished shards of plan `plan_id`, by file name. Call `job` first."""
-        job, head = self._job, self.head
-        if not self._is_begun:
+        job, head, files = self._job, self.head, self._repo.files(self.head)
+        if _JOB not in files:
             return {}  # the job was killed before it named itself
         if job is None or job.plan_id != plan_id:
             raise DestinationError(
@@ -66,7 +66,6 @@ class StagingBranch:
                 "discard it, add --restart.",
                 Remedy("discard_unfinished"),
             )
-        files = self._repo.files(head)
         paths = list(filter(self._is_record, files))
         if (size := sum(files[path].bytes for path in paths)) > MAX_REPORT_BYTES:
             raise DestinationError(
@@ -77,9 +76,9 @@ class StagingBranch:
             )
         with readers(RANGES_AT_ONCE) as pool:
             texts = pool.map(lambda path: self._repo.read(head, path, files[path].bytes), paths)
-            records = [parse_staged(text, job) for text in texts]
-        by_file = {record.file: record for record in records if record}
-        return whole(by_file, lambda record: holds(files.get(record.file), record))
+            notes = [parse_line(Noted, text) for text in texts]
+        own = {note.record.file: note.record for note in notes if note and (note.job, note.plan) == (job.id, plan_id)}
+        return whole(own, lambda record: holds(files.get(record.file), record))
 
     def begin(self, job: StagedJob, parent: str) -> None:
         """Create the branch at commit `parent`, and write on it only which job it belongs to."""
@@ -93,7 +92,7 @@ class StagingBranch:
         """Return whether the branch at commit `head` belongs to this job."""
         if head == self.head:
             return True
-        job = parse_job(self._repo.read(head, _JOB)) if _JOB in self._repo.files(head) else None
+        job = self._named(head)
         return job is not None and self._job is not None and job.id == self._job.id
 
     def may_go(self, head: str) -> bool:
@@ -132,9 +131,10 @@ class StagingBranch:
 
     def _note(self) -> None:
         noted = list(self._unnoted)
-        if noted and self._job:
+        if noted and (job := self._job):
             message = f"{noted[0].file} and {len(noted) - 1} more" if noted[1:] else noted[0].file
-            lines = {f"{RECORDS}{record.file}.json": staged_line(record, self._job) for record in noted}
+            notes = (Noted(job.id, job.plan_id, record) for record in noted)
+            lines = {f"{RECORDS}{note.record.file}.json": line_of(note) for note in notes}
             self._commit(message, [stored(record) for record in noted], lines)
             self.finished |= {record.file for record in noted}
             with self._lock:
@@ -159,13 +159,7 @@ class StagingBranch:
         self._repo.ask(delete)
 
     def _commit(self, message: str, shards: Sequence[Change], lines: Mapping[str, bytes]) -> None:
-        """Commit shards and JSON files. Only the first commit asks the Hub whether JSON goes to the store."""
-        if self._is_json_small:
-            records = [small(path, data) for path, data in lines.items()]
-        else:
-            records = self._repo.added(STAGING_BRANCH, lines)
-        self._is_json_small = all(record.key == "file" for record in records)
-        changes = [*shards, *records]
+        changes = [*shards, *self._repo.added(STAGING_BRANCH, lines)]
 
         def commit() -> str:
             try:

@@ -15,7 +15,7 @@ from sharding.core.limits import RANGES_AT_ONCE
 from sharding.core.protocols import ShardSink, ShardWriter, Source
 from sharding.core.recipe import Extent
 from sharding.core.threads import readers
-from sharding.core.values import FileEntry, ShardRecord
+from sharding.core.values import ShardRecord
 from sharding.storage.hub.answers import OddAnswer, parsed
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.refusals import GO_ON
@@ -63,7 +63,6 @@ class XetShardWriter(ShardWriter):
     def __init__(self, start: Callable[[], Any], file: str) -> None:
         """Open a stream in the upload commit of hf-xet 1.8 that `start` returns. It is for this shard alone."""
         self.bytes_uploaded = self.bytes_deduplicated = 0
-        self.stored: FileEntry | None = None
         self._file = file
         self._bytes = 0
         with self._explained():
@@ -88,7 +87,7 @@ class XetShardWriter(ShardWriter):
         if stored.file_size != self._bytes or not stored.sha256:
             raise DestinationError(f"{self._file} arrived damaged at the Hub's store.", GO_ON)
         self.bytes_uploaded, self.bytes_deduplicated = metrics.total_bytes_uploaded, metrics.deduped_bytes
-        self.stored, self.xet_hash = FileEntry(self._file, self._bytes, stored.sha256, stored.hash), stored.hash
+        self.xet_hash = stored.hash
         return str(stored.sha256)
 
     @override
@@ -117,8 +116,6 @@ class LfsShardWriter(ShardWriter):
     The protocol is git-lfs's own (`docs/api/batch.md`), and the Hub's for files in parts. huggingface_hub 2.4 would
     ask first whether the repo's `.gitattributes` wants the file in git.
     """
-
-    stored = None
 
     def __init__(self, hub: Hub, repo_id: str, revision: str, file: str) -> None:
         """Create the temporary file, which the system removes even if this process is killed."""
