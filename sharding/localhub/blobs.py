@@ -1,7 +1,6 @@
 """Keep the bytes of files on disk, named by their content. A file is complete or absent."""
 
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,19 @@ def lfs_pointer(sha256: str, size_bytes: int) -> bytes:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size_bytes}\n".encode()
 
 
+@contextmanager
+def new_file(target: Path) -> Iterator[BinaryIO]:
+    """Yield a file, which becomes `target` if nothing is raised."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{secrets.token_hex(8)}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 class Blobs:
     """A folder of files named by git id (small ones) or sha256 (LFS). Each file is complete and never changes."""
 
@@ -30,7 +42,7 @@ class Blobs:
         self._folder = folder
         self._parts = folder / "parts"
         self._parts.mkdir(parents=True, exist_ok=True)
-        for leftover in self._parts.glob("*.part"):
+        for leftover in folder.glob("*/*.part"):
             leftover.unlink()
 
     def path(self, name: str) -> Path:
@@ -41,31 +53,19 @@ class Blobs:
         """Keep a small file. Return its git id."""
         name = git_blob_id(content)
         if not self.path(name).exists():
-            with self._new(name) as file:
+            with new_file(self.path(name)) as file:
                 file.write(content)
         return name
 
     def keep_stream(self, chunks: Iterable[bytes], sha256: str, size_bytes: int) -> None:
         """Write a stream of known size and sha256 as a blob. Raises ValueError if size or sha256 are others."""
         digest, written = hashlib.sha256(), 0
-        with self._new(sha256) as file:
+        with new_file(self.path(sha256)) as file:
             for chunk in chunks:
                 digest.update(chunk)
                 written += file.write(chunk)
             if (digest.hexdigest(), written) != (sha256, size_bytes):
                 raise ValueError(f"the content has sha256 {digest.hexdigest()} and {written} bytes")
-
-    @contextmanager
-    def _new(self, name: str) -> Iterator[BinaryIO]:
-        """Yield a file, which becomes the blob of that name if nothing is raised."""
-        part, target = self._parts / f"{secrets.token_hex(8)}.part", self.path(name)
-        target.parent.mkdir(exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                yield file
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
 
     def upload_part(self, upload: str, number: int) -> Path:
         """Return the path of a numbered part of a multipart upload, which may not exist."""

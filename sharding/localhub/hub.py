@@ -23,11 +23,12 @@ class Settings:
     xet_seconds: int = 12 * 3600  # How long a grant to write, or to read over HTTP, is valid.
     quota_bytes: int | None = None  # How much a namespace can store in LFS and Xet files. No limit by default.
     page_items: int = 1000
-    multipart_above_bytes: int = 100_000_000  # 5 GB on the real Hub. Here an upload in one piece is held in memory.
+    multipart_above_bytes: int = 5_000_000_000
     oauth_seconds: int = 8 * 3600
 
     @property
     def part_bytes(self) -> int:
+        """How much of an LFS file comes in one piece, which is held in memory here."""
         return min(self.multipart_above_bytes, 100_000_000)
 
 

@@ -35,7 +35,7 @@ def batch(call: Call) -> Answer:
         if call.hub.known_size(repo, sha256) != size:
             answer["actions"] = _actions(call.hub, repo, sha256, size)
         answers.append(answer)
-    in_parts = any(size > call.hub.settings.multipart_above_bytes for _, size in objects)
+    in_parts = any(size > call.hub.settings.part_bytes for _, size in objects)
     body = {"transfer": "multipart" if in_parts else "basic", "objects": answers, "hash_algo": "sha256"}
     return JSONResponse(body, media_type="application/vnd.git-lfs+json")
 
@@ -89,7 +89,7 @@ def _keep(hub: Hub, repo: int, sha256: str, size: int, chunks: Iterable[bytes]) 
 
 def _actions(hub: Hub, repo: Repo, sha256: str, size: int) -> Json:
     verify_url = link(hub, f"{repo.path}.git", "info/lfs/objects/verify")
-    if size <= hub.settings.multipart_above_bytes:
+    if size <= hub.settings.part_bytes:
         upload = {"href": _sign(hub, f"/lfs/{sha256}/content", repo, size)}
         return {"upload": upload, "verify": {"href": verify_url}}
     part_bytes = hub.settings.part_bytes

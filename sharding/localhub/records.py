@@ -5,10 +5,9 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, LifoQueue
 from threading import Lock
 from typing import Literal, get_args
 
@@ -67,36 +66,22 @@ class State:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "hub.sqlite"
-        self._idle: LifoQueue[sqlite3.Connection] = LifoQueue()
         self._write_lock = Lock()
-        self._writer = self._connect()
-        self._writer.executescript(_SCHEMA)
+        self._held = self._connect()  # While one connection is open, SQLite keeps its log, and closes others at once.
+        self._held.executescript(_SCHEMA)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection]:
+    def reading(self, begin: str = "BEGIN") -> Iterator[sqlite3.Connection]:
         """Yield a connection that sees the database as it is now, without later changes."""
-        try:
-            db = self._idle.get_nowait()
-        except Empty:
-            db = self._connect()
-        try:
-            db.execute("BEGIN")
+        with closing(self._connect()) as db:
+            db.execute(begin)
             yield db
-        finally:
-            db.rollback()
-            self._idle.put(db)
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Yield the one connection that can write. If the block raises, all its changes are undone."""
-        with self._write_lock:
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._writer
-                self._writer.execute("COMMIT")
-            except BaseException:
-                self._writer.rollback()
-                raise
+        with self._write_lock, self.reading("BEGIN IMMEDIATE") as db, db:
+            yield db
 
     def secret(self, name: str, new: Callable[[], str]) -> str:
         """Return the secret of that name. The first time, `new` makes it."""
@@ -107,14 +92,10 @@ class State:
             return str(row[0])
 
     def close(self) -> None:
-        """Close every connection that is not in use."""
-        with self._write_lock:
-            self._writer.close()
-        while not self._idle.empty():
-            self._idle.get_nowait().close()
+        self._held.close()
 
     def _connect(self) -> sqlite3.Connection:
-        # Transactions are started by hand. Different threads use a connection, but only one at a time.
+        # Transactions are started by hand. The connection that is held may be closed by another thread.
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=60)
         db.row_factory = sqlite3.Row
         for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):

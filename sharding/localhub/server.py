@@ -3,6 +3,7 @@
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import anyio.to_thread
@@ -55,7 +56,7 @@ def serve(
         listener.bind((HOST, port))
         listener.listen(1024)
         hub = Hub.open(_address(listener), folder, settings)
-        try:
+        with closing(hub.state):
             if fill:
                 fill(hub)
             config = uvicorn.Config(
@@ -70,8 +71,6 @@ def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             _Server(config).run(sockets=[listener])
-        finally:
-            hub.state.close()
 
 
 class _Server(uvicorn.Server):

@@ -12,7 +12,7 @@ from blake3 import blake3
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from sharding.localhub import accounts, records
-from sharding.localhub.blobs import read_file
+from sharding.localhub.blobs import new_file, read_file
 from sharding.localhub.refusals import Refusal, bad_credentials
 from sharding.localhub.revisions import parse_range
 from sharding.localhub.store import VIEW_SECONDS, Right, XetStore, hash_at, name_of_grant, parse_shard
@@ -73,7 +73,8 @@ def _answer(endpoint: str, token: str, expires: int) -> JSONResponse:
 
 
 def put_xorb(call: Call) -> Answer:
-    _keep(_served(call, "write").xorb(_hash(call)), call.body)
+    with new_file(_served(call, "write").xorb(_hash(call))) as file:
+        file.write(call.body)
     return {"was_inserted": True}
 
 
@@ -85,7 +86,8 @@ def put_shard(call: Call) -> Answer:
         raise Refusal(400, str(error)) from error
     if missing := [part.xorb for file in files for part in file.segments if not store.xorb(part.xorb).exists()]:
         raise Refusal(400, f"The xorb {missing[0]} has not arrived.")
-    _keep(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb", call.body)
+    with new_file(store.shards / f"{hashlib.sha256(call.body).hexdigest()}.mdb") as file:
+        file.write(call.body)
     return {"result": 1}
 
 
@@ -158,13 +160,6 @@ def _hash(call: Call) -> str:
     if len(name) != 64 or not name.isalnum():
         raise Refusal(400, "The hash must have 64 digits.")
     return name
-
-
-def _keep(target: Path, content: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{secrets.token_hex(8)}.part")
-    part.write_bytes(content)
-    part.replace(target)
 
 
 @lru_cache(maxsize=1000)

@@ -4,8 +4,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
-from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from threading import Lock
 from typing import Generic, TypeVar
@@ -83,15 +83,19 @@ def measured(
 
 
 def relayed(work: Generator[_Event, None, _T], change: Callable[[_Event], _Change]) -> Generator[_Change, None, _T]:
-    """Yield what `change` makes of each event of `work`. Return what `work` returns."""
-    with closing(work):
-        while True:
-            try:
-                event = next(work)
-            except StopIteration as end:
-                result: _T = end.value
-                return result
+    """Yield what `change` makes of each event of `work`. Return what `work` returns. What is thrown goes to `work`."""
+    go_on = partial(next, work)
+    while True:
+        try:
+            event = go_on()
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+        try:
             yield change(event)
+            go_on = partial(next, work)
+        except BaseException as error:
+            go_on = partial(work.throw, error)
 
 
 LAST_SECONDS = 2.0  # Longest time that a job which ends early waits for its threads. A disk or a Hub may hang.

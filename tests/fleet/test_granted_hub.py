@@ -11,7 +11,7 @@ from sharding.core.errors import DestinationError, GrantExpired, SourceError
 from sharding.core.origin import Place
 from sharding.core.protocols import LentDestination, LentSource
 from sharding.core.values import Shard
-from sharding.fleet.parts import Part, PartEvent, PartFailed, parse_event, parse_part, part_json
+from sharding.fleet.parts import Part, PartFailed, parse_event, parse_part, part_json
 from sharding.fleet.worker import open_lent, open_lent_destination, work
 from sharding.storage.hub.client import Hub
 from sharding.storage.hub.source import open_repo
@@ -120,15 +120,3 @@ def test_without_xet_a_public_repo_is_read_and_neither_a_private_one_nor_a_desti
         with pytest.raises(DestinationError, match="alice/copy accepts files only with a login"):
             shard(hub, "alice/public", "alice/copy", "50kB", workers="ray")
         assert not (tmp_path / "none").exists() and not hub.api().repo_exists("alice/copy")
-
-
-def test_a_fault_of_a_worker_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(*_: object) -> None:
-        raise ZeroDivisionError("whatever")
-
-    monkeypatch.setattr("sharding.fleet.worker.open_lent", breaks)
-    said: list[PartEvent] = [
-        parse_event(line) for line in work(part_json(_reading(LentSource(Place("folder", "x", ""), ()))), "here")
-    ]
-    assert [type(one) for one in said] == [PartFailed]
-    assert isinstance(said[0], PartFailed) and "ZeroDivisionError" in said[0].message and not said[0].again

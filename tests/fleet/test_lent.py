@@ -150,6 +150,7 @@ def test_what_an_attempt_has_not_finished_is_gone_whatever_ends_it(
 
     monkeypatch.setattr(FolderSource, "read", read)
     with suppress(KeyboardInterrupt, GeneratorExit):
-        assert outcome_of(lent, target).kind == ("SourceError" if error is DAMAGE else "Fault")
+        outcome = outcome_of(lent, target)
+        assert (outcome.kind, outcome.again) == ("SourceError" if error is DAMAGE else "Fault", False)
     assert seen == [len(before) + 1]
     assert listing(out) == before
