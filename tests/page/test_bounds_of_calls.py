@@ -57,6 +57,9 @@ def test_a_call_has_so_many_bytes_and_that_of_a_tool_fewer(states_length: bool) 
         assert (answer.status_code, answer.text) == (200, str(size)), path
         for larger in (size + 1, 2 * size):
             assert post(Door(page), path, text_of(larger), states_length).status_code == 413, (path, larger)
+    at_once = Slow(text_of(MAX_BODY_BYTES + 1))
+    at_once.is_whole = True
+    assert at_once.ask(Door(page), "POST", CALLS[0]) == [413]
 
 
 class Slow:

@@ -141,6 +141,7 @@ def test_a_public_copy_of_what_is_not_public_is_ordered_with_a_tick_only(
 ) -> None:
     update = pushing.start(order(rooms, source, "alice/shown", visibility=PUBLIC), asks("alice"), None)
     assert rooms.waiting("alice") == [] and "public" in update[rooms.form.start_message]
+    assert told(update, rooms.form.replace)["visible"] is False
     pushing.start(order(rooms, source, "alice/shown", visibility=PUBLIC, permitted=True), asks("alice"), None)
     (waits,) = rooms.waiting("alice")
     assert (waits.private, waits.confirmed) == (False, True)
