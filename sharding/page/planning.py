@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import gradio as gr
 
@@ -60,7 +60,7 @@ class Planning(Events):
             of_ranks = needs_base(checkpoint)
             values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
-                checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
+                checkpoint = self.desk.models.inspect(source, Options(variant=taken, base=base), token)
             if values[form.shown].choices == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self.desk.lookup.card(source, token)
@@ -258,13 +258,13 @@ class Planning(Events):
 
     def _read(self, source: str, variant: str, token: str | None, goal: str = "") -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
-        format: Literal["gguf"] | None = "gguf" if goal == goals.OLLAMA else None
+        options = Options(variant=variant, format="gguf" if goal == goals.OLLAMA else None)
         try:
-            return self.desk.models.inspect(source, variant, token, format=format), variant, ""
+            return self.desk.models.inspect(source, options, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
             remark = panels.message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
-            return self.desk.models.inspect(source, taken, token, format=format), taken, remark
+            return self.desk.models.inspect(source, replace(options, variant=taken), token), taken, remark
 
 
 def _possible(it_is: bool) -> gr.Checkbox:

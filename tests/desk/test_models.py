@@ -249,11 +249,11 @@ def test_a_desk_sweeps_and_tidies_now_and_then(settings: Settings, monkeypatch: 
 
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:
     with pytest.raises(UsageError, match="configuration of its own"):
-        desk.models.inspect(small, inputs={"base": small})
+        desk.models.inspect(small, Options(base=small))
     with pytest.raises(UsageError, match="configuration of its own"):
         desk.models.plan(small, Options(base=small))
     with pytest.raises(SourceError):
-        desk.models.inspect(small, inputs={"base": "./small"})
+        desk.models.inspect(small, Options(base="./small"))
 
 
 def test_a_folder_of_this_machine_is_read_by_no_question(

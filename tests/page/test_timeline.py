@@ -58,7 +58,7 @@ def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = 
     history = History([(100.0 + 10 * number, event) for number, event in enumerate(events, 1)])
     request = replace(JobRequest("a/b", "me/copy", Options("10MB"), compare_rounds=rounds), kind=kind)
     record = JobRecord("x", "me", request, TOTAL, 100.0, state, 100.0, **more)  # type: ignore[arg-type]
-    return status_of(record, history)
+    return status_of(record, history.told)
 
 
 def panel(of: JobStatus) -> str:
