@@ -160,21 +160,18 @@ def destination_of(job_id: str) -> str | None:
 LOG_LINES = 500  # Most lines of a job's log. The oldest are dropped first.
 
 
+@dataclass(eq=False)
 class History:
     """What the events of a job have reported so far: `told`, the `error` that it ended with, if any, and more."""
 
-    def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
-        """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
-        self.told = Told()
-        self._sizes: dict[str, int] = {}
-        self.error: tuple[str, str] | None = None
-        self.remedy: Remedy | None = None
-        self.comparing_seconds = 0.0
-        for seconds, event in events:
-            self.take(event, seconds)
+    told: Told = field(default_factory=Told)
+    error: tuple[str, str] | None = None
+    remedy: Remedy | None = None
+    comparing_seconds: float = 0.0
+    _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, event: Json, seconds: float) -> None:
-        """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
+        """Add an event that arrived at `seconds` since 1970. Raises ValueError if it is not an event of a job."""
         added = parse_event(event)
         if line := self._add(added):
             self.say(line, seconds)

@@ -195,11 +195,9 @@ class Models:
         key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
-    def overview(
-        self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
-    ) -> Overview:
+    def overview(self, source: str, options: Options, token: str | None, session: str | None = None) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
-        link = self._link(source), variant, self._link(base) if base else ""
+        link = self._link(source), options.variant, self._link(options.base) if options.base else ""
         ask = partial(ask_overview, (*link, self._endpoint, token))
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 

@@ -106,9 +106,7 @@ class Endpoints(Asked):
             every = replace(asked, variant=asked.variant or EVERY)
             return inspection_json(self.desk.models.inspect(source, every, token))
         except TooManyTensors:
-            words = asked.variant, token, asked.base
-            overview = self.desk.models.overview(source, *words, _session(request))
-            return to_json(overview.source)
+            return to_json(self.desk.models.overview(source, asked, token, _session(request)).source)
 
     @_endpoint("plan")
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:

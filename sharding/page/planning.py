@@ -65,13 +65,13 @@ class Planning(Events):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self.desk.lookup.card(source, token)
         except ShardingError as error:
-            is_large = isinstance(error, TooManyTensors)
+            is_large, asked = isinstance(error, TooManyTensors), Options(variant=variant, base=base)
             return {
                 **self._hidden(values),
                 **swapped,
                 form.goals: goals_panel(goal, of_ranks or None, source=source),
                 form.repo_message: panels.problem(error),
-                form.facts: self._counted(source, variant, base, token, request) if is_large else "",
+                form.facts: self._counted(source, asked, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
@@ -138,9 +138,9 @@ class Planning(Events):
                     return True, f"The result may be public, although the {role} is private or gated"
         return False, _NOT_PRIVATE
 
-    def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
+    def _counted(self, source: str, options: Options, token: str | None, request: gr.Request) -> str:
         try:
-            overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
+            overview = self.desk.models.overview(source, options, token, request.session_hash)
             return panels.overview_panel(overview, self.desk.lookup.card(source, token))
         except ShardingError as error:
             return panels.problem(error)

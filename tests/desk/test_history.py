@@ -69,7 +69,8 @@ def test_the_log_tells_the_time_in_utc_wherever_the_machine_is(monkeypatch: pyte
     monkeypatch.setenv("TZ", "XYZ-5:30")
     time.tzset()
     try:
-        history = History([(NOON, {**PROGRESS, "stage": "check"})])
+        history = History()
+        history.take({**PROGRESS, "stage": "check"}, NOON)
         history.say("Said.", NOON + 61)
         history.close(replace(record(1, None, "failed"), ended=86_399.0, error=("It failed.", "")))
     finally:
@@ -107,7 +108,9 @@ def planned_job(*sizes: int) -> History:
     shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
     plan = replace(plan_shards(tensors, Options("1MB")), shards=shards)
     checkpoint = Content(Place("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", sum(sizes)),), (), ())
-    return History([(NOON, event_json(Planned(checkpoint, plan)))])
+    history = History()
+    history.take(event_json(Planned(checkpoint, plan)), NOON)
+    return history
 
 
 def finished(number: int, shards: int) -> dict[str, object]:
