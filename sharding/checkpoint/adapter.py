@@ -110,7 +110,6 @@ def _digest(tensor: Tensor, origin: Inputs) -> str:
 
 
 def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
-    """Raise WeightsNeeded if learning `what` takes reading more than `most_bytes` of weights."""
     if most_bytes is not None and size > most_bytes:
         message = f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here."
         raise WeightsNeeded(message, "Merge the adapter on your own machine.")

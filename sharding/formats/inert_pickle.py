@@ -95,7 +95,6 @@ InertMachine.steps = STEPS | {
 
 
 def _named(module: str, name: str) -> Global:
-    """Return the name of a class or function. Raises PickleRefused for those of Python's own library."""
     module = _PYTHON_2.get(module, module)
     full = f"{module}.{name}"
     if module.partition(".")[0] in sys.stdlib_module_names and full not in _STANDARD and full != _GETATTR:

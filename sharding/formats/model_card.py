@@ -56,7 +56,6 @@ def parse_card(card: str) -> ModelCard:
 
 
 def _metadata(front: str) -> dict[str, Any]:
-    """Return the metadata in YAML. Raises _Unread, yaml.YAMLError, ValueError."""
     if len(front) > MAX_METADATA_BYTES:
         raise _Unread(f"it is larger than {format_bytes(MAX_METADATA_BYTES)}")
     depth = 0

@@ -55,7 +55,6 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
 
 
 def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ...]:
-    """Return the shape that the pieces fill. Raises SourceError if they do not fill it."""
     stated = [] if tensor.shape is None else [tensor.shape]
     dimensions = set(map(len, chain(stated, *((box.shape, box.offsets) for box in tensor.boxes))))
     if len(dimensions) > 1:

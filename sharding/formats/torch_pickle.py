@@ -139,7 +139,6 @@ class Machine:
 
 
 def _argument(form: ArgumentDescriptor, stream: BytesIO) -> Any:
-    """Return the argument of an instruction, as `pickletools` reads it. Raises PickleRefused."""
     try:
         if form is stringnl_noescape_pair:  # pickletools undoes escapes in names, and pickle does not
             lines = [stream.readline(), stream.readline()]

@@ -154,7 +154,6 @@ def plan_shards(
 def _cut(
     queue: Sequence[Tensor], options: Options, component: Component, hints: ModelHints | None
 ) -> tuple[list[Shard], list[Stage]]:
-    """Return the shards of a component with the sorted tensors `queue`, and what each rank of a pipeline loads."""
     if component.gguf:
         return cut_model(component, queue, options), []
     is_whole = component.is_whole or options.is_single_file

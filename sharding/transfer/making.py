@@ -145,7 +145,6 @@ class Making:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
-        """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors if tensor.bytes for extent in tensor.recipe.reads())
         # Batches are larger by as much as a shard takes more bytes than it makes.
         narrowing = 1 + sum(extra_bytes(tensor.recipe) for tensor in shard.tensors) // max(1, shard.bytes)

@@ -182,7 +182,6 @@ def contrasts_of(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
 
 
 def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Extent, str]:
-    """Return the names of the tensors that are also in `common`, by the place of their bytes."""
     return {
         tensor.recipe.place: tensor.name
         for tensor in tensors

@@ -67,7 +67,6 @@ def read_dcp(found: Found) -> Weights:
 
 
 def _boxes(source: Files, entries: Sequence[SavedEntry], files: Mapping[str, FileEntry]) -> dict[str, list[Box]]:
-    """Return where the pieces of each of `entries` lie, by name. Raises SourceError if files do not match them."""
     inside: dict[str, list[tuple[SavedEntry, SavedChunk]]] = {}
     for entry in entries:
         for chunk in entry.chunks:

@@ -99,7 +99,6 @@ def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
 
 
 def _saved_offsets(text: str | None, path: str) -> dict[str, tuple[int, ...]]:
-    """Return the offsets of each piece of the file at `path` in its tensor. Raises SourceError."""
     if text is None:
         raise SourceError(f"{path} has the name of a rank file but no {_INFO}.", _HINT)
     document = parsed_json(text)

@@ -96,7 +96,6 @@ def _origin(checkpoint: Content) -> str:
 
 
 def _add_updates(work: Merging) -> None:
-    """Add the updates to their weights. Raises SourceError if one does not fit, or if PEFT would ignore it."""
     modules: dict[str, dict[Kind, Tensor]] = {}
     for part in work.parts:
         if part.kind not in ("whole", "ignored", "tokens"):

@@ -113,7 +113,6 @@ class Merging:
     """
 
     def __init__(self, draft: Draft, known: Mapping[str, str], patterns: Patterns) -> None:
-        """Start with `draft`. `known` are stored names of names in memory. Raises SourceError if it has no LoRA."""
         checkpoint = draft.content
         adapter = self.adapter = adapter_of(checkpoint)
         self.draft, self.checkpoint, self.known = draft, checkpoint, known

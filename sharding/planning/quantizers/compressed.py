@@ -104,7 +104,6 @@ def compressed(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def _block(weights: Mapping[str, Any], form: Format, name: str) -> tuple[Block, str]:
-    """Return the rows and columns that share a scale, and how that is called. Raises SourceError."""
     strategy, size = str(weights.get("strategy"))[:50], weights.get("group_size")
     if strategy in ("group", "tensor_group") and type(size) is int and 0 < size < 2**31:
         if form is not FP8 or name == "mxfp8-quantized":

@@ -61,7 +61,6 @@ class Hub:
     least_xet_bytes = XET_LEAST_BYTES  # Shorter ranges of files in the Xet store are read over HTTP.
 
     def __init__(self, endpoint: str, token: str | None) -> None:
-        """Keep the address and the token. The token goes only into request headers."""
         self.endpoint = endpoint.rstrip("/")
         self.is_signed_in = token is not None
         self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine
