@@ -307,7 +307,6 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def _table(
         self, names: str, figures: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()
     ) -> None:
-        """Show a table: the column `names`, then the columns `figures`, then `words`."""
         table = Table(box=None, pad_edge=False)
         table.add_column(names, no_wrap=True)
         for name in (*figures, *words):

@@ -278,11 +278,8 @@ def job_variables() -> dict[str, str]:
 
 
 def child_environment(*more: str) -> dict[str, str]:
-    """Return the few variables that a child process inherits, such as that of a job, and those in `more`.
-
-    None of the few can hold a secret of this process. The child can import this package. Lists of folders keep only
-    their absolute paths, because the others depend on the child's current folder.
-    """
+    """Return the few variables that a child process inherits, none of them a secret, and those in `more`. It can import
+    this package. Lists of folders keep only absolute paths: others depend on the child's current folder."""
     variables = {name: os.environ[name] for name in (*_INHERITED, *more) if name in os.environ}
     package = str(Path(__file__).parent.parent.parent)
     variables["PYTHONPATH"] = os.pathsep.join([package, variables.get("PYTHONPATH", "")])

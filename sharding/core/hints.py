@@ -8,10 +8,8 @@ from sharding.core.bounds import Layers, Version
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor as transformers would save it. Tensors with the same `storage` share memory, so they share a shard.
-
-    `block` is the module around it that transformers never splits over devices, or "" if there is none.
-    """
+    """A tensor as transformers would save it. Those with the same `storage` share memory, so they share a shard.
+    `block` is the module around it that transformers never splits over devices, or ""."""
 
     name: str
     dtype: str

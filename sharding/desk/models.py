@@ -53,8 +53,7 @@ class Headers(Cache):
         most_bytes: int = PAGE_WEIGHT_BYTES,
         format: Literal["gguf"] | None = None,
     ) -> Content:
-        """Return the checkpoint in `source` as the owner of `token` may see it. A failure is not cached. Raises as
-        `job.inspect`, and Later."""
+        """Return the checkpoint in `source` as the owner of `token` may see it. Raises as `job.inspect`, and Later."""
         key = source, variant, format, *(beside or {}).items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
@@ -217,7 +216,6 @@ class Models:
 
 
 def _weights(checkpoint: Content) -> tuple[Hashable, ...]:
-    """Return what identifies the weights of a checkpoint: commits and variants."""
     return (checkpoint.inputs, tuple(part.variant for part in checkpoint.components))
 
 

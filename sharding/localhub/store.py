@@ -109,7 +109,6 @@ class XetStore:
         self._views.mkdir()
 
     def xorb(self, name: str) -> Path:
-        """Return the path of a xorb, which may not exist."""
         return self._xorbs / "xorbs" / f"default.{name}"
 
     def find(self, name: str) -> XetFile | None:
@@ -177,7 +176,6 @@ class XetStore:
 
     @contextmanager
     def _opened(self) -> Iterator["XetDownloadStreamGroup"]:
-        """Yield the store as it is now."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:
