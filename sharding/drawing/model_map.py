@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
-from sharding.planning.order import companions, natural_key
+from sharding.formats.quantization import companions
+from sharding.planning.order import natural_key
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800

@@ -1,7 +1,4 @@
-"""Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and the pieces that it locates in `.distcp` files.
-
-Such a file is a row of archives of `torch.save`, each with one piece of a tensor.
-"""
+"""Read a checkpoint of torch.distributed.checkpoint: `.metadata`, and an archive for each piece in `.distcp` files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +26,7 @@ from sharding.formats.torch_globals import PickleRefused, StoredTensor
 from sharding.recipes.laid import Box
 
 _EDGE_BYTES = 2 << 10
-"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory. With torch 2.13,
-the pickle has about 150 bytes and the directory has 463 bytes for 7 records. 44 records fit."""
+"""Bytes to read at each end of an archive. Its pickle has about 150 (torch 2.13), its directory 463 for 7 records."""
 _JOIN_GAP_BYTES = 16 << 10  # Edges closer than this are read together. The edges of larger pieces are farther apart.
 _PIECES_AT_ONCE = 1000  # Their edges stay in memory until all places are known: 4 KB per piece, and what lies between.
 

@@ -79,8 +79,7 @@ def refuse_several(files: Sequence[str]) -> None:
 def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
     """Return the names of the first missing files, and how many are missing.
 
-    Every rank should have written one file of each number. For n files, up to 10 * n * n can be missing, so only as
-    many names are built as a message shows.
+    Every rank should have one file of each number. Of n files, up to 10 * n * n can be missing, so few names are built.
 
     >>> missing_names([FileEntry(f"shard-0000{n}-model-00001-of-00001.safetensors", 1) for n in (1, 3)])
     (['shard-00002-model-00001-of-00001.safetensors'], 1)

@@ -10,11 +10,10 @@ from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
-from sharding.core.text import as_object, format_bytes, parsed_json
+from sharding.core.text import as_object, format_bytes, objects_in, parsed_json
 from sharding.core.values import Content, Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
-from sharding.formats.quantization import levels
 from sharding.model_class.class_table import EMBEDDINGS, HEADS, known_class, tied_names, ties
 from sharding.planning.draft import Draft
 from sharding.recipes.cast import Cast
@@ -128,7 +127,7 @@ class Merging:
         for key, pattern in self.config.patterns:
             patterns.check(key, pattern)
         self.match = patterns.match
-        self.types = {str(level.get("model_type")) for level in levels(self.model)}
+        self.types = {str(level.get("model_type")) for level in objects_in(self.model)}
         is_tied = ties(self.model)
         unties = is_tied is True and checkpoint.head_is_copy is False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if unties else {}
