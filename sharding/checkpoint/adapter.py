@@ -154,11 +154,7 @@ def _no_adapter(source: Source, place: Place) -> SourceError:
 
 
 def with_own_lora(checkpoint: Content, source: Files) -> Content:
-    """Return `checkpoint` with the LoRA among its tensors as an adapter in its `others`, if it holds one.
-
-    Its settings come from an adapter_config.json in the run, in `lora_adapter/`, or from verl's own file. Otherwise
-    they are read off the shapes, without alpha. Raises SourceError if there are several adapters.
-    """
+    """Return `checkpoint` with the LoRA among its tensors, if any, in its `others`. Raises SourceError for several."""
     names = [tensor.name for tensor in checkpoint.tensors if not tensor.folder]
     if not checkpoint.of_ranks:
         return checkpoint

@@ -199,8 +199,7 @@ def findings_on_run(
 ) -> Iterator[Finding]:
     """Yield the findings on what the ranks of a run saved, with `trainer` if it is known: these tensors in `files`.
 
-    What is left out are tensors of the training `state` (name to bytes), and `others`, which are not tensors. `names`
-    has the names of the tensors in the result, by those in the files.
+    Left out are the training `state` (tensor to bytes), and `others`. `names` are those of the result, by the files'.
     """
     number = sum(tensor.recipe.place is None for tensor in tensors)
     step = _STEP.search(f"{source.ref.name}/{files[0].at}")

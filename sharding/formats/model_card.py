@@ -88,9 +88,8 @@ _AS_IN_YAML_1_2 = {
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """A safe YAML loader with the types of YAML 1.2. In it, `no` is Norwegian and `1:20` is a text.
 
-    Some other values become texts too, because a Hub refuses them or they cannot be written again unchanged. These are
-    dates, `0777`, infinite numbers, NaN, and integers of more than 18 digits. Python refuses to write integers of
-    thousands of digits.
+    Dates, `0777`, infinite numbers, NaN and integers of more than 18 digits become texts too, because a Hub refuses
+    them or they cannot be written again unchanged.
     """
 
     yaml_implicit_resolvers = {

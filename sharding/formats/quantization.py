@@ -27,9 +27,8 @@ NOTES = re.compile(r"\.quant_state\.bitsandbytes__(?:nf4|fp4)$|\.weight_shape$")
 """Names of small tensors whose bytes say how a weight of bitsandbytes or compressed-tensors lies."""
 
 NEEDS_KERNELS = ("fp8", "mxfp4")
-"""Methods whose weights transformers 5.23 dequantizes where their kernels are missing: FP8 on CPUs and on cards below
-compute capability 8.9, MXFP4 without the packages triton and kernels. Source: `validate_environment` of both
-quantizers."""
+"""Methods that transformers 5.23 dequantizes without their kernels (`validate_environment`): FP8 on CPUs and on cards
+below compute capability 8.9, MXFP4 without the packages triton and kernels."""
 
 QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""

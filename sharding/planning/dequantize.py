@@ -108,10 +108,7 @@ def without_left_over(draft: Draft) -> Draft:
 
 
 def offer(checkpoint: Content) -> tuple[str, str, str] | None:
-    """Return how a checkpoint is quantized, and its size now and in bf16; None if it cannot be dequantized or need not.
-
-    All are words: ("fp8", "1.0 MB", "2.0 MB").
-    """
+    """Return method, size now and in bf16, such as ("fp8", "1.0 MB", "2.0 MB"); None if it is not to be dequantized."""
     after = ordinary(checkpoint)
     if after is None or not after.made:
         return None

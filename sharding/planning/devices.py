@@ -58,12 +58,10 @@ class DevicePlan:
 
 
 def parse_budgets(text: str) -> dict[str, int]:
-    """Return device to bytes for a budget such as "cuda:0=16GB,cpu=12GB", or for the name of a preset.
+    """Return device to bytes for a budget or the name of a preset. Raises UsageError for anything else.
 
     >>> parse_budgets("cuda:0=16GB,cpu=12GB")
     {'cuda:0': 16000000000, 'cpu': 12000000000}
-
-    Raises UsageError for anything else.
     """
     budgets: dict[str, int] = {}
     for budget in PRESETS.get(text.strip().lower(), text).split(","):

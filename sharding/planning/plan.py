@@ -44,10 +44,7 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
 
 
 def as_read(content: Content, plan: Plan) -> Content:
-    """Return `content`, whose other inputs have only the weight files that `plan` reads.
-
-    If only the adapter of a training run is saved, it is that adapter.
-    """
+    """Return `content` with only the files of other inputs that `plan` reads. A LoRA that is saved alone is PEFT's."""
     if any(change.kind == "as" for change in plan.made):
         content = replace(content, library="peft", components=plan.components)
     if not content.others:

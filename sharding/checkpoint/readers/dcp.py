@@ -1,6 +1,4 @@
-"""Read what torch.distributed.checkpoint saved: pieces of tensors, in `.distcp` or in safetensors files.
-
-A `.distcp` file is a row of archives of `torch.save`, each with one piece, which `.metadata` locates.
+"""Read what torch.distributed.checkpoint saved: `.metadata` with archives of pieces (`.distcp`), or safetensors files.
 
 The `__metadata__` of each file of HuggingFaceStorageWriter has JSON under `DCP_SHARDING_INFO` (torch 2.13,
 `torch.distributed.checkpoint._hf_utils`). Its `saved_offsets` say where a piece begins in its tensor. The files do not
@@ -37,8 +35,7 @@ from sharding.recipes.laid import Box, strides_of
 from sharding.recipes.stored import place_of
 
 _EDGE_BYTES = 2 << 10
-"""How many bytes of an archive are read at each end, and the limit for its pickle and its directory. With torch 2.13,
-the pickle has about 150 bytes and the directory has 463 bytes for 7 records. 44 records fit."""
+"""Bytes to read at each end of an archive. Its pickle has about 150 (torch 2.13), its directory 463 for 7 records."""
 _JOIN_GAP_BYTES = 16 << 10  # Edges closer than this are read together. The edges of larger pieces are farther apart.
 _PIECES_AT_ONCE = 1000  # Their edges stay in memory until all places are known: 4 KB per piece, and what lies between.
 _INFO = "DCP_SHARDING_INFO"
@@ -190,8 +187,7 @@ def refuse_several(files: Sequence[str]) -> None:
 def missing_names(files: Iterable[FileEntry]) -> tuple[list[str], int]:
     """Return the names of the first missing files, and how many are missing.
 
-    Every rank should have written one file of each number. For n files, up to 10 * n * n can be missing, so only as
-    many names are built as a message shows.
+    Every rank should have one file of each number. Of n files, up to 10 * n * n can be missing, so few names are built.
 
     >>> missing_names([FileEntry(f"shard-0000{n}-model-00001-of-00001.safetensors", 1) for n in (1, 3)])
     (['shard-00002-model-00001-of-00001.safetensors'], 1)

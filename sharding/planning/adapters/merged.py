@@ -56,8 +56,7 @@ def merged(draft: Draft, known: Mapping[str, str]) -> Draft:
     Each tensor keeps its dtype. The adapter's numbers count as float32, as PEFT loads them. `known` are the stored
     names of names in memory, if both differ by more than a prefix.
 
-    Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
-    result would then not be the model that was trained.
+    Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore.
     """
     _refuse_base(draft)
     with Patterns(ADAPTER_NAME) as patterns:

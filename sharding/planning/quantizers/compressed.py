@@ -69,8 +69,7 @@ _FORMATS: dict[tuple[str, str, int], Format] = {
     ("mxfp4-pack-quantized", "float", 4): MXFP4,
     ("mxfp8-quantized", "float", 8): FP8,
 }
-"""The formats of compressed-tensors 0.20 that are read, by their name, type and bits. Each is what its compressor's
-`decompress` computes."""
+"""The formats of compressed-tensors 0.20 by name, type and bits, each as its compressor's `decompress` computes it."""
 _STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel", "block": "one scale for each block"}
 
 
