@@ -58,20 +58,14 @@ def hub_token() -> str | None:
     try:
         if not os.environ.get("HF_TOKEN", "").strip():
             for path, most_bytes in ((renewal, MAX_STORED_TOKENS_BYTES), (token, MAX_TOKEN_BYTES)):
-                _refuse_no_token(path, most_bytes)
+                is_read = path.exists() and not path.is_dir() and not path.samefile(os.devnull)
+                if is_read and (not path.is_file() or path.stat().st_size > most_bytes):
+                    raise ValueError(path)  # reading it would never end, or fill the memory
         return get_token()
     except Exception as error:  # the Hub's library may raise anything about a damaged or foreign file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it does not contain a token"
         hint = "Run `hf auth login` again, or set HF_TOKEN."
         raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint, Remedy("sign_in")) from error
-
-
-def _refuse_no_token(path: Path, most_bytes: int) -> None:
-    """Raise ValueError if reading `path` would never end or would fill the memory."""
-    if not path.exists() or path.is_dir() or path.samefile(os.devnull):
-        return
-    if not path.is_file() or path.stat().st_size > most_bytes:
-        raise ValueError(path)
 
 
 def _is_on(variable: str) -> bool:

@@ -90,10 +90,8 @@ class Files(Protocol):
         return {file.path: file for file in self.files}
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
-
-        Several threads may call it at once. Raises SourceError if the bytes cannot be read.
-        """
+        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size. Raises
+        SourceError. Several threads may call it at once."""
 
     def path(self, file: str) -> Path | None:
         """Return the path of `file` on this disk, or None."""

@@ -80,12 +80,10 @@ class Kept(Protocol):
 
 
 class Recipe:
-    """How the bytes of a tensor are made, as a stream in C order. A frozen value.
-
-    The recipe alone decides where its pieces start and end, so a job, a proof and another machine make the same bits.
-    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`. Most recipes change the
-    bytes that another one makes, `of`. What they do not say otherwise is as in that one.
-    """
+    """How the bytes of a tensor are made, as a stream in C order. The recipe alone decides where its pieces start and
+    end, so a job, a proof and another machine make the same bits. In JSON one that is a tuple is a list, any other an
+    object with its `kind`. Most change the bytes of another one, `of`. What they do not say otherwise is as in that
+    one."""
 
     __slots__ = ()
     if TYPE_CHECKING:  # pydantic would take it for a field of every kind

@@ -91,13 +91,10 @@ class GgufHead:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
-
-    `folder` is "" or ends in "/". `metadata` goes into the header of every file. `total_parameters` goes into the
-    index; None means that they are counted. `loads_as` is torch's name of the dtype in which transformers loads the
-    source if config.json names none, or "". A component that `is_whole` is loaded from one file only, so it is never
-    split.
-    """
+    """Weights that are loaded together, by one name. A pipeline has several, each in its `folder`, which is "" or ends
+    in "/". `metadata` goes into the header of every file, `total_parameters` into the index (None: they are counted).
+    `loads_as` is torch's name of the dtype in which transformers loads the source if config.json names none, or "". One
+    that `is_whole` is loaded from one file only, so it is never split."""
 
     folder: str = ""
     stem: str = "model"
@@ -344,13 +341,11 @@ class BytesRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor. Hashes are in hex.
-
-    `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
-    counts, for each tensor, the numbers that a cast has made infinite. `unchanged` names the tensors whose numbers a
-    merge could have changed and did not, and `unsure` those with many numbers that nobody can judge (`Chunk`).
-    `xet_hash` is that of what was sent to a store, and `samples` has the hashes of the ranges that were `sampled`.
-    """
+    """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor, in hex. `reads` is what the
+    job has read from its source since the previous record, if it notes that. `overflowed` counts the numbers of each
+    tensor that a cast has made infinite. A merge could have changed the numbers of `unchanged` and did not; nobody can
+    judge many of those of `unsure` (`Chunk`). `xet_hash` is that of what was sent to a store, and `samples` has the
+    hashes of the ranges that were `sampled`."""
 
     file: str
     bytes: int

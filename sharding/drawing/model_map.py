@@ -275,7 +275,6 @@ _Held = Sequence[tuple[int, int, int, int]]  # The column, layer, bytes and numb
 
 
 def _columns(files: Sequence[str], step: int, cells: _Held, width: float) -> list[Column]:
-    """Return the columns of a strip of `width`, `step` files in each."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, _, size, number in cells:

@@ -54,9 +54,8 @@ class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
     `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
-    `in_same_files` of its `tensors` are in files with equal hashes.
-    `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
-    `advice` says why the copy does not load where the original does.
+    `in_same_files` of its `tensors` are in files with equal hashes. `bytes` are those of both. `unread` are weight files
+    of the copy that are not compared. `claims` is never a proof. `advice` says why only the original loads.
     """
 
     verdict: Verdict
