@@ -32,7 +32,7 @@ from sharding.core.values import Content, Finding, Plan
 from sharding.core.verification import Difference, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
-from sharding.planning.shards import gathered
+from sharding.planning.plan import gathered
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import FleetCost, Report
 

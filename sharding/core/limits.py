@@ -18,7 +18,7 @@ MAX_ADAPTER_NAME = 500  # Longest name of a tensor in an adapter, in characters.
 MAX_DESCRIPTION_BYTES = 200_000_000  # Longest description of such a model: enough for a million tensors of 135 bytes.
 MAX_REPORT_BYTES = 100_000_000  # Largest report. It names every tensor twice, as an index does.
 MAX_SHOWN_REPORT_BYTES = 16_000_000  # Largest report of a stranger on the page. One of 100,000 tensors has about 15 MB.
-# Most JSON values in such a report, for zeros are short and large in memory: 100,000 tensors in a thousand files.
+# Most JSON values in such a report: 100,000 tensors in a thousand files. Short values still take much memory.
 MAX_SHOWN_REPORT_VALUES = 216_000
 MAX_SHOWN_DIGESTS_VALUES = 1_000_000  # Most JSON values in its digests: enough for 100,000 tensors.
 MAX_METADATA_BYTES = 500_000  # Longest metadata of a model card. Evaluation results fill hundreds of kilobytes.

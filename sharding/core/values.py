@@ -160,6 +160,10 @@ class Content:
         """Return the content of the input in `role`, None if no numbers come from one."""
         return next((other for other in self.others if other.source.role == role), None)
 
+    def the(self, role: Role) -> "Content":
+        """Return the content of the input in `role`, which there must be."""
+        return next(other for other in self.others if other.source.role == role)
+
     @property
     def input_bytes(self) -> int:
         """Bytes of all tensors and of the other inputs' files: what a job reads numbers from."""

@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from sharding.checkpoint.foreign import refuse_megatron
-from sharding.checkpoint.readers.dcp import read_dcp
+from sharding.checkpoint.readers.dcp import read_dcp, read_rank_safetensors, refuse_several
 from sharding.checkpoint.readers.rank_files import RANK_NAME, by_rank, read_rank_files
-from sharding.checkpoint.readers.rank_safetensors import read_rank_safetensors, refuse_several
 from sharding.checkpoint.readers.reader import Reader
 from sharding.checkpoint.readers.safetensors import read_safetensors
 from sharding.checkpoint.readers.torch_bin import read_torch_bin

@@ -11,7 +11,7 @@ from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
 from sharding.core.text import as_object, format_bytes, objects_in, parsed_json
-from sharding.core.values import Content, Finding, Tensor
+from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
 from sharding.model_class.class_table import EMBEDDINGS, HEADS, known_class, tied_names, ties
@@ -93,13 +93,6 @@ SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
 
 
-def adapter_of(checkpoint: Content) -> Content:
-    """Return the content of the adapter, which there must be."""
-    adapter = checkpoint.of("adapter")
-    assert adapter is not None
-    return adapter
-
-
 class Merging:
     """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
 
@@ -114,7 +107,7 @@ class Merging:
 
     def __init__(self, draft: Draft, known: Mapping[str, str], patterns: Patterns) -> None:
         checkpoint = draft.content
-        adapter = self.adapter = adapter_of(checkpoint)
+        adapter = self.adapter = checkpoint.the("adapter")
         self.draft, self.checkpoint, self.known = draft, checkpoint, known
         self.model = as_object(parsed_json(draft.configs[""]))
         self.type = str(self.model.get("model_type"))

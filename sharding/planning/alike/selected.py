@@ -191,8 +191,7 @@ def _separate(of: str, inside: Mapping[str, Unit], *, short: bool) -> list[Tenso
 
 
 def _filled(draft: Draft) -> Draft:
-    other = draft.content.of("fill")
-    assert other is not None, "--fill needs --from"
+    other = draft.content.the("fill")
     here, names = {tensor.name for tensor in draft.tensors}, [tensor.name for tensor in other.tensors]
     wanted = {name for one in globs(draft.options.fill) for name in names if fnmatchcase(name, one)} - here
     new = [tensor for tensor in other.tensors if tensor.name in wanted]
