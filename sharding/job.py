@@ -319,7 +319,6 @@ def discard(destination: str, *, endpoint: str | None = None, token: str | None 
 
 
 def _read(origin: Inputs, options: Options, most_tensors: int = MAX_TENSORS, most_bytes: int | None = None) -> Content:
-    """Return the checkpoint at `origin`, compared with the model that was trained if there is one."""
     checkpoint = read_inputs(origin, options.variant, most_tensors, most_bytes, options.format)
     base = origin.of("base")
     if base is None or checkpoint.format == "gguf":

@@ -110,7 +110,6 @@ def _digest(tensor: Tensor, origin: Inputs) -> str:
 
 
 def _refuse_reading(what: str, size: int, most_bytes: int | None) -> None:
-    """Raise WeightsNeeded if learning `what` takes reading more than `most_bytes` of weights."""
     if most_bytes is not None and size > most_bytes:
         message = f"Learning {what} takes reading {format_bytes(size)} of weights, which is too much here."
         raise WeightsNeeded(message, "Merge the adapter on your own machine.")
@@ -155,11 +154,7 @@ def _no_adapter(source: Source, place: Place) -> SourceError:
 
 
 def with_own_lora(checkpoint: Content, source: Files) -> Content:
-    """Return `checkpoint` with the LoRA among its tensors as an adapter in its `others`, if it holds one.
-
-    Its settings come from an adapter_config.json in the run, in `lora_adapter/`, or from verl's own file. Otherwise
-    they are read off the shapes, without alpha. Raises SourceError if there are several adapters.
-    """
+    """Return `checkpoint` with the LoRA among its tensors, if any, in its `others`. Raises SourceError for several."""
     names = [tensor.name for tensor in checkpoint.tensors if not tensor.folder]
     if not checkpoint.of_ranks:
         return checkpoint

@@ -97,8 +97,6 @@ def read_models(source: Files, variant: str, most_tensors: int = MAX_TENSORS) ->
 
 
 def _read_headers(source: Files, files: Mapping[FileEntry, str], most_tensors: int) -> list[gguf.Header]:
-    """Return the headers of `files`. Before the names of tensors stands the folder of each file."""
-
     def header(file: FileEntry, most_bytes: int = MAX_HEADER_BYTES) -> gguf.Header | None:
         def read(start: int, end: int) -> bytes:
             if start >= most_bytes:
@@ -126,7 +124,6 @@ def _read_headers(source: Files, files: Mapping[FileEntry, str], most_tensors: i
 
 
 def _models_in(source: Files) -> dict[str, list[_Part]]:
-    """Return the files of each model in their order, by its name. Raises SourceError."""
     models: dict[str, list[_Part]] = {}
     for file in source.files:
         if (parts := gguf.parts_of(file.path)) and not is_reserved(file.path):
@@ -155,7 +152,6 @@ def _ending(names: Iterable[str], text: str) -> list[str]:
 
 
 def _chosen(models: Collection[str], variant: str) -> list[str]:
-    """Return the names of the models that `variant` takes. Raises VariantMissing."""
     plain = [name for name in models if gguf.is_model(name + gguf.GGUF)] or list(models)
     named = (gguf.parts_of(variant) or (variant, 1, 1))[0]
     if named in models:

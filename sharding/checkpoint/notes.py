@@ -28,10 +28,7 @@ def read_notes(source: Files, tensors: Sequence[Tensor]) -> dict[str, bytes]:
 
 
 def read_ranges(source: Files, ranges: Sequence[tuple[str, int, int]], join_gap_bytes: int) -> list[bytes]:
-    """Return the bytes of each range (file, start and end), where those close together are read at once.
-
-    Raises SourceError.
-    """
+    """Return the bytes of each range (file, start, end). Those close together are read at once. Raises SourceError."""
     runs = list[tuple[str, int, int]]()
     for file, start, end in sorted(ranges):
         if runs and file == runs[-1][0] and start <= runs[-1][2] + join_gap_bytes:

@@ -23,7 +23,6 @@ class Patterns:
     """The regular expressions of one adapter. They share limits of time and memory, and a process."""
 
     def __init__(self, file: str) -> None:
-        """Match expressions from `file`, which errors name."""
         self._file = file
         self._numbers = dict[str, int]()
         self._told = 0
@@ -35,7 +34,6 @@ class Patterns:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the process, which the first expression starts."""
         if child := self._child:
             child.kill()
             child.communicate()

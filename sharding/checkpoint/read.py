@@ -137,7 +137,6 @@ def read_checkpoint(
 
 
 def _adapter_alone(config: Any, place: str) -> Iterator[Finding]:
-    """Yield the warning for a source at `place` that is only an adapter. `config` is its adapter_config.json."""
     if isinstance(config, dict) and "peft_type" in config:
         name = named_base(config)
         message = f"This is an adapter{f' of {name}' if name else ''}, not a whole model. The copy is the same adapter."

@@ -31,9 +31,8 @@ def sort_files(
 ) -> tuple[tuple[FileEntry, ...], list[Finding]]:
     """Return the files to copy beside the weights, and findings about the files that are left out.
 
-    `taken` has the weights and the indexes that list them. `copied` has weights that are side files, of any size.
-    `folders` are the parts that the repo names. With `is_trained`, the state of a training run is left out.
-    Raises SourceError if the side files together are larger than `MAX_SIDE_FILES_BYTES`.
+    `taken` has the weights and their indexes, `copied` weights that are side files of any size, `folders` the parts of
+    the repo. With `is_trained`, state of training is left out. Raises SourceError beyond `MAX_SIDE_FILES_BYTES`.
     """
     side, left_out = [], dict[str, list[str]]()
     for file in sorted(files, key=lambda file: file.path):

@@ -49,7 +49,8 @@ def state_in(paths: Mapping[str, Path]) -> set[str]:
     is_known = any(paths.values()) or keys <= _STATE | _STATE_OR_MODULE | _WRAPPERS
     wrapped = {level for level, key, is_inside in places.values() if is_known and is_inside and key in _WRAPPERS}
     wrapped |= {path[:depth] for path in paths.values() for depth, key in enumerate(path[:-1]) if key in around}
-    moments = {place[:2] for name, place in places.items() if _last(name, paths[name]) in _MOMENTS}
+    last = {name: (paths[name][-1] if paths[name] else name).rpartition(".")[2] for name in places}
+    moments = {place[:2] for name, place in places.items() if last[name] in _MOMENTS}
     state = {
         name
         for name, (level, key, _) in places.items()
@@ -81,10 +82,6 @@ def model_names(paths: Mapping[str, Path]) -> dict[str, str]:
             depth += 1
         names[name] = ".".join(path[depth:]) or name
     return names
-
-
-def _last(name: str, path: Path) -> str:
-    return (path[-1] if path else name).rpartition(".")[2]
 
 
 def _keys_around(paths: Iterable[Path]) -> set[str]:
@@ -199,8 +196,7 @@ def findings_on_run(
 ) -> Iterator[Finding]:
     """Yield the findings on what the ranks of a run saved, with `trainer` if it is known: these tensors in `files`.
 
-    What is left out are tensors of the training `state` (name to bytes), and `others`, which are not tensors. `names`
-    has the names of the tensors in the result, by those in the files.
+    Left out are the training `state` (tensor to bytes), and `others`. `names` are those of the result, by the files'.
     """
     number = sum(tensor.recipe.place is None for tensor in tensors)
     step = _STEP.search(f"{source.ref.name}/{files[0].at}")

@@ -56,8 +56,7 @@ def as_trained(checkpoint: Content) -> Content:
 def compare_with_base(checkpoint: Content, base: Content, ordinary: Sequence[Tensor] | None) -> Content:
     """Return `checkpoint` with findings about its differences from `base`, the model that was trained.
 
-    `ordinary` are its tensors without quantization, or None if they are not available. Raises SourceError if every
-    tensor in pieces is shorter than in the base, because then the files of a rank are missing.
+    `ordinary` are its tensors without quantization, None if unknown. Raises SourceError if names or pieces do not fit.
     """
     name = base.source.words
     if any(quantization_of(config) is not None for config in checkpoint.configs.values()):
@@ -93,10 +92,7 @@ def compare_with_base(checkpoint: Content, base: Content, ordinary: Sequence[Ten
 
 
 def _refuse_other_names(ours: Collection[str], theirs: Collection[str], base: str) -> None:
-    """Raise SourceError if tensors of the run have names that the base does not have, and lack names that it has.
-
-    No class would load such tensors. It would fill in random numbers. A head may be new, or tied under a second name.
-    """
+    """Raise SourceError if no class would load the names of the run. A head may be new, or tied under a second name."""
     added = [name for name in ours if name not in theirs and not HEADS.search(name)]
     absent = [name for name in theirs if name not in ours and not HEADS.search(name)]
     if added and absent:

@@ -66,7 +66,6 @@ def named_set(name: str, inside: Container[str]) -> WeightSet:
 
 
 def _of_other_name(library: Library, loader: Loader, folder: str, files: Sequence[str]) -> WeightSet | None:
-    """Return the weight set of a folder if no file has a name that `loader` looks for."""
     if ranks := [] if folder else files_of_run(files):
         stem = loader.stems[0] if loader.is_whole and loader.stems else "model"
         return WeightSet("", stem, is_whole=loader.is_whole, ranks=ranks)
@@ -200,7 +199,6 @@ def _folders(paths: Iterable[str]) -> list[str]:
 
 
 def _no_variant(variant: str, there: Iterable[str]) -> VariantMissing:
-    """Return the error for a `variant` that is not `there`. "" stands for the plain weights."""
     variants = tuple(sorted(there))
     names = ", ".join(repr(name) if name else "the plain weights" for name in variants)
     if variant:

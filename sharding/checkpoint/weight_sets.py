@@ -200,7 +200,6 @@ _RANK_INDEX = re.compile(r".*\.safetensors\.index\.(?:[^./]+-)?rank\d+-of-\d+\.j
 def _matching(
     folder: str, inside: Iterable[str], suffix: str, stems: tuple[str, ...]
 ) -> dict[tuple[str, str], WeightSet]:
-    """Return the sets of a folder by stem and variant."""
     sets: dict[tuple[str, str], WeightSet] = {}
     weights, index = _names(suffix, stems)
     for path in sorted(inside):
@@ -230,7 +229,6 @@ def _names(suffix: str, stems: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pat
 
 
 def _complete(shards: Sequence[str]) -> list[str]:
-    """Return `shards` in order. Raises SourceError if they are not one complete checkpoint."""
     sets: dict[tuple[str, str, int], set[int]] = {}
     for path in shards:
         match = SHARD_NAME.fullmatch(path) or BIN_SHARD_NAME.fullmatch(path)

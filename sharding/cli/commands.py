@@ -139,10 +139,8 @@ class _Command(TyperCommand):
 def _command(
     example: str, takes: str = "", group: Group | None = None, *, has_events: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a command of a function that returns the events of a job, or its result and how that becomes JSON.
-
-    It takes all options of the command `takes`, else those of its name, under the heading `group` if there is one.
-    """
+    """Make a command of a function that returns the events of a job, or its result and how that becomes JSON. It takes
+    the options of the command `takes`, else of its own name."""
 
     def add(function: Callable[..., Any]) -> Callable[..., None]:
         def run(as_json: bool, as_events: bool = False, **values: Any) -> None:

@@ -17,10 +17,8 @@ _KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 def with_options(
     function: Callable[..., Any], run: Callable[..., None], command: str, group: Group | None, last: Mapping[str, Any]
 ) -> Callable[..., None]:
-    """Return `run` as a command with the name and the parameters of `function`, and with more, all as keywords.
-
-    They are every option of `command`, under the heading `group` if there is one, and last the `switches`.
-    """
+    """Return `run` as a command with the name and the parameters of `function`, every option of `command` (under the
+    heading `group` if there is one), and last the switches `last`, all as keywords."""
     own = inspect.signature(function).parameters.values()
     named = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     must = [parameter for parameter in named if parameter.default is inspect.Parameter.empty]

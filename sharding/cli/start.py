@@ -42,7 +42,6 @@ class _Outlet(io.TextIOWrapper):
     is_unread = False  # Whether the reader has gone away.
 
     def write(self, text: str) -> int:
-        """Write `text`, and return its number of characters."""
         try:
             super().write(text)
         except OSError as error:
@@ -50,7 +49,6 @@ class _Outlet(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
         try:
             super().flush()
         except OSError as error:

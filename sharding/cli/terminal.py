@@ -32,7 +32,7 @@ from sharding.core.values import Content, Finding, Plan
 from sharding.core.verification import Difference, Verification
 from sharding.loading.costs import Compared, Comparison, Probed
 from sharding.planning.devices import DevicePlan
-from sharding.planning.shards import gathered
+from sharding.planning.plan import gathered
 from sharding.report.comparison import summarize_comparison
 from sharding.report.schema import FleetCost, Report
 
@@ -307,7 +307,6 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
     def _table(
         self, names: str, figures: Sequence[str], rows: Iterable[Sequence[str | Text]], words: Sequence[str] = ()
     ) -> None:
-        """Show a table: the column `names`, then the columns `figures`, then `words`."""
         table = Table(box=None, pad_edge=False)
         table.add_column(names, no_wrap=True)
         for name in (*figures, *words):

@@ -57,8 +57,7 @@ _TABLE = (
     Dtype("", "quint4x2", 8),
     Dtype("", "quint2x4", 8),
 )
-"""The dtypes of safetensors 0.8 in the order in which its writer sorts tensors (`Dtype` in its Rust source), then the
-dtypes that only torch 2.13 has."""
+"""In the order of safetensors 0.8's writer (`Dtype` in its Rust source), then those that only torch 2.13 has."""
 
 BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
 """Dtypes by their name in safetensors, in the order in which the writer sorts tensors."""
@@ -66,10 +65,8 @@ BY_NAME = {dtype.name: dtype for dtype in _TABLE if dtype.name}
 BY_TORCH = {dtype.torch: dtype for dtype in _TABLE if dtype.torch}  # Dtypes by their name in torch.
 
 BY_OPTION = {"fp32": BY_NAME["F32"], "fp16": BY_NAME["F16"], "bf16": BY_NAME["BF16"]}
-"""Dtypes by their name as a value of `--dtype`."""
 
 CASTABLE = {name: dtype for name, dtype in BY_NAME.items() if dtype.infinity}
-"""Dtypes that can be cast, by their name in safetensors."""
 
 NUMBERS = (*CASTABLE, "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 """Dtypes whose numbers can be cast to one of `CASTABLE`. FP8 counts only if its numbers need no scales."""

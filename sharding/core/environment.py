@@ -58,20 +58,14 @@ def hub_token() -> str | None:
     try:
         if not os.environ.get("HF_TOKEN", "").strip():
             for path, most_bytes in ((renewal, MAX_STORED_TOKENS_BYTES), (token, MAX_TOKEN_BYTES)):
-                _refuse_no_token(path, most_bytes)
+                is_read = path.exists() and not path.is_dir() and not path.samefile(os.devnull)
+                if is_read and (not path.is_file() or path.stat().st_size > most_bytes):
+                    raise ValueError(path)  # reading it would never end, or fill the memory
         return get_token()
     except Exception as error:  # the Hub's library may raise anything about a damaged or foreign file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it does not contain a token"
         hint = "Run `hf auth login` again, or set HF_TOKEN."
         raise Refused(f"The saved login cannot be read from {path}: {reason}.", hint, Remedy("sign_in")) from error
-
-
-def _refuse_no_token(path: Path, most_bytes: int) -> None:
-    """Raise ValueError if reading `path` would never end or would fill the memory."""
-    if not path.exists() or path.is_dir() or path.samefile(os.devnull):
-        return
-    if not path.is_file() or path.stat().st_size > most_bytes:
-        raise ValueError(path)
 
 
 def _is_on(variable: str) -> bool:
@@ -278,11 +272,8 @@ def job_variables() -> dict[str, str]:
 
 
 def child_environment(*more: str) -> dict[str, str]:
-    """Return the few variables that a child process inherits, such as that of a job, and those in `more`.
-
-    None of the few can hold a secret of this process. The child can import this package. Lists of folders keep only
-    their absolute paths, because the others depend on the child's current folder.
-    """
+    """Return the few variables that a child process inherits, none of them a secret, and those in `more`. It can import
+    this package. Lists of folders keep only absolute paths: others depend on the child's current folder."""
     variables = {name: os.environ[name] for name in (*_INHERITED, *more) if name in os.environ}
     package = str(Path(__file__).parent.parent.parent)
     variables["PYTHONPATH"] = os.pathsep.join([package, variables.get("PYTHONPATH", "")])

@@ -17,11 +17,8 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What helps, as a value for programs and for front ends with words of their own.
-
-    `value` is the address whose terms to accept, or the variant, dtype or order to choose. It can also be the id of the
-    job to open, or the repo to plan. It is "" for all other kinds.
-    """
+    """What helps, for programs and front ends with words of their own. `value` is the address whose terms to accept,
+    the variant, dtype or order to choose, the id of the job to open, or the repo to plan; else ""."""
 
     kind: RemedyKind
     value: str = ""
@@ -123,7 +120,6 @@ class Fault(ShardingError):
     """A bug in this program. Front ends use it as the last resort for any other exception."""
 
     def __init__(self, error: BaseException) -> None:
-        """Name the exception and the line that raised it, so that somebody can fix it."""
         frames = traceback.extract_tb(error.__traceback__)
         place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
         super().__init__(

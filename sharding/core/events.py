@@ -22,7 +22,6 @@ PHASES: Mapping[Phase, str] = {
     "numbers": "comparing numbers",
     "fetch": "fetching the files",
 }
-"""What a job does in each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,10 @@ class AtWork:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Bytes moved so far in one phase of the job. `seconds_left` is None until a rate is known.
-
-    In JSON the phase is called `stage`. `anon_bytes` is the current memory of the job's process. `waiting_seconds` is
-    how much longer the Hub asks to wait, which is 0 as long as it does not. `bytes_uploaded` and
-    `bytes_deduplicated` count finished shards only, and stay 0 if two checkpoints are only compared. `workers` are the
-    workers of a fleet. `files` has the bytes since the last event, by file. These are the files that are written, or
-    read in phases that only read. A fleet has them only while it writes.
-    """
+    """Bytes moved so far in one phase of the job. `seconds_left` is None until a rate is known. `anon_bytes` is the
+    current memory of the job's process, `waiting_seconds` how much longer the Hub asks to wait. `bytes_uploaded` and
+    `bytes_deduplicated` count finished shards only. `files` has the bytes since the last event, by file that is
+    written, or read in phases that only read. A fleet has them only while it writes."""
 
     phase: Annotated[Phase, Field(alias="stage")]
     bytes_done: Count

@@ -58,10 +58,8 @@ def install_hint(*libraries: str, extra: str = "") -> str:
 
 
 def _with_extra(extra: str) -> str:
-    """Return the argument for pip that installs `extra` of this copy, quoted for a shell; "" if it is not known.
-
-    It is never the plain name. No package index has this package, so anybody could register that name there.
-    """
+    """Return pip's argument that installs `extra` of this copy, quoted for a shell; "" if unknown. It is never the
+    plain name: no package index has this package, so anybody could register it there."""
     wanted = ""
     with suppress(PackageNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         wanted = _from_origin(json.loads(distribution(_NAME).read_text("direct_url.json") or ""), extra)

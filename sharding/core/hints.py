@@ -8,10 +8,8 @@ from sharding.core.bounds import Layers, Version
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor as transformers would save it. Tensors with the same `storage` share memory, so they share a shard.
-
-    `block` is the module around it that transformers never splits over devices, or "" if there is none.
-    """
+    """A tensor as transformers would save it. Those with the same `storage` share memory, so they share a shard.
+    `block` is the module around it that transformers never splits over devices, or ""."""
 
     name: str
     dtype: str
@@ -29,13 +27,10 @@ class PipelineCut:
 
 @dataclass(frozen=True, slots=True)
 class ModelHints:
-    """How transformers 5.23 would save a checkpoint that it has loaded, in its order.
-
-    `tied` are groups of names in the files that stand for one tensor. Most checkpoints hold only one name of each
-    group. If transformers cannot load the checkpoint, `unknown` is the reason, and `saved` and `tied` are empty.
-    `pipeline` is where it cuts the model into the requested ranks, and `loads` the tensors that each rank needs.
-    `uncut` is the reason if it cannot cut the model.
-    """
+    """How transformers 5.23 would save a checkpoint that it has loaded, in its order. `tied` are groups of names in the
+    files for one tensor, of which most checkpoints hold only one. If it cannot load the checkpoint, `unknown` is the
+    reason, and `saved` and `tied` are empty. `pipeline` is where it cuts the model into the requested ranks, `loads`
+    the tensors that each needs, `uncut` the reason if it cannot cut it."""
 
     class_name: str = ""
     saved: tuple[SavedTensor, ...] = ()

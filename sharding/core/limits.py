@@ -18,8 +18,7 @@ MAX_ADAPTER_NAME = 500  # Longest name of a tensor in an adapter, in characters.
 MAX_DESCRIPTION_BYTES = 200_000_000  # Longest description of such a model: enough for a million tensors of 135 bytes.
 MAX_REPORT_BYTES = 100_000_000  # Largest report. It names every tensor twice, as an index does.
 MAX_SHOWN_REPORT_BYTES = 16_000_000  # Largest report of a stranger on the page. One of 100,000 tensors has about 15 MB.
-# Most JSON values in such a report: enough for 100,000 tensors in a thousand files. The limit is needed because a
-# million zeros take little space in a file and much memory.
+# Most JSON values in such a report: 100,000 tensors in a thousand files. Short values still take much memory.
 MAX_SHOWN_REPORT_VALUES = 216_000
 MAX_SHOWN_DIGESTS_VALUES = 1_000_000  # Most JSON values in its digests: enough for 100,000 tensors.
 MAX_METADATA_BYTES = 500_000  # Longest metadata of a model card. Evaluation results fill hundreds of kilobytes.
@@ -29,14 +28,12 @@ MAX_CARD_BYTES = 1_000_000  # Longest model card whose text goes into the card o
 MAX_SIDE_FILE_BYTES = 500_000_000  # Largest side file. Tokenizers have tens of MB; a larger file is weights or data.
 MAX_SIDE_FILES_BYTES = 5_000_000_000  # Most bytes in all side files that the Hub does not copy. More is a data set.
 MAX_FILES = 100_000  # Most files in a source. The Hub advises against larger repos.
-# Longest name of a file or a tensor. A Linux path has no more bytes, and tensor names have some tens of characters.
-# Regular expressions search every name and pages show it, so a name of megabytes would stall both.
+# Longest name of a file (as a Linux path) or a tensor. Regular expressions search every name, and pages show it.
 MAX_NAME_CHARACTERS = 4096
 MAX_TENSORS = 1_000_000  # Most tensors in a checkpoint: three times those of the largest known, in half a gigabyte.
 MAX_PAGE_TENSORS = 100_000  # Most tensors that a page shows in full: a second of one core, and 100 MB.
 # Most bytes of weights that a page reads to know what a merge would do, for example if no Hub states the SHA-256 of
-# the adapter's file. This takes seconds, so it is done for one visitor at a time. Otherwise a page reads headers
-# only.
+# the adapter's file. This takes seconds, so it is done for one visitor at a time.
 MAX_PAGE_WEIGHT_BYTES = 600_000_000
 MAX_PICKLE_BYTES = 32_000_000  # Largest pickle in a .bin file: enough for 160,000 tensors of 200 bytes.
 MAX_PICKLE_STEPS = 1_500_000  # Most instructions of that pickle: 37 a tensor. As many hostile ones take 140 MB.
@@ -49,8 +46,7 @@ MAX_BOX_LOOKS = 8_000_000
 MAX_DIMENSIONS = 64  # Most dimensions of a tensor. numpy has the same limit.
 MAX_DIRECTORY_BYTES = 16_000_000  # Largest directory of the archive that a .bin file is. A tensor takes about 80 bytes.
 MAX_EXPANDED_BYTES = 1_000_000_000  # Bytes that tensors may add to a file by sharing theirs, such as masks.
-# How often the bytes of a file may count in its tensors. One tensor can be the embeddings of an encoder, those of a
-# decoder, what both share, and an output head. In a small model it can be nearly all of the file.
+# How often the bytes of a file may count in its tensors: in embeddings of encoder, decoder and both, and in a head.
 MAX_NAMES_OF_A_TENSOR = 4
 
 # --- Buffers ------------------------------------------------------------------------------------------

@@ -81,15 +81,11 @@ def explained(made: Sequence[Change]) -> list[str]:
 
 
 _facts = attrgetter("kind", "of", "by", "is_exact", "keeps_size", "relation", "evidence")
-"""Returns the facts about a step, without its sentences."""
 
 
 def agreed(said: Sequence[Change], known: Sequence[Change]) -> Made | None:
-    """Return what is `known`, with the counts of a report, which has `said` the same of each step. None if it has not.
-
-    Words are not compared, because another version may have chosen others. Headers do not show where the numbers of
-    another input are zero.
-    """
+    """Return what is `known`, with the changed counts of what a report `said`; None if the facts differ. Words may be
+    of another version, and headers do not show where the numbers of another input are zero."""
     made = []
     for one, other in zip_longest(said, known):
         if one is None or other is None or _facts(one) != _facts(other):

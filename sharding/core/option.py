@@ -13,7 +13,6 @@ Group = Literal["What to write", "Where", "How to check", "For machines"]
 """The headings of a command's help. The help lists them in this order."""
 
 _ALSO_CALLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-"""Other names of our dtypes, most of them torch's."""
 _Choice = TypeVar("_Choice", bound=str)
 
 

@@ -36,11 +36,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class LentFile:
-    """A file that another machine may read: from the store by `xet_hash`, else from `place`.
-
-    `place` is a path that all machines share, or an address. For a file in a folder, `modified_ns` is its time of
-    modification. Another time means that the file has changed.
-    """
+    """A file that another machine may read: from the store by `xet_hash`, else from `place`, an address or a path that
+    all machines share. Another time than `modified_ns` means that the file has changed."""
 
     file: str
     bytes: int
@@ -93,10 +90,8 @@ class Files(Protocol):
         return {file.path: file for file in self.files}
 
     def read(self, file: str, start_byte: int, end_byte: int) -> Iterator[bytes]:
-        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size.
-
-        Several threads may call it at once. Raises SourceError if the bytes cannot be read.
-        """
+        """Yield exactly the bytes `[start_byte, end_byte)` of `file`, in order, in chunks of limited size. Raises
+        SourceError. Several threads may call it at once."""
 
     def path(self, file: str) -> Path | None:
         """Return the path of `file` on this disk, or None."""
@@ -124,11 +119,8 @@ class Source(Files, Protocol):
 
 
 class Inputs(Files):
-    """All that a job reads, each source by its role, the model first.
-
-    `files` are those to copy. Each names the number of its source and its path there. Weights are read from the sources
-    directly.
-    """
+    """All that a job reads, each source by its role, the model first. `files` are those to copy; weights are read from
+    the sources directly."""
 
     def __init__(
         self,
@@ -222,10 +214,7 @@ class ShardSink(Protocol):
         """Start a shard."""
 
     def note(self, record: ShardRecord) -> None:
-        """Remember a finished shard. Several shards together make one commit on a Hub: see `staging.COMMIT_SECONDS`.
-
-        Several threads may call it at once.
-        """
+        """Remember a finished shard. Several threads may call it at once."""
         return
 
     def close(self) -> None:
@@ -257,16 +246,12 @@ class Destination(ShardSink, Protocol):
         """Whether there are finished shards that a later run can keep."""
 
     def check(self, source: Place) -> None:
-        """Raise DestinationError if a copy of `source` may not be written here. It is called first and changes nothing.
-
-        Raises ReplaceRefused if a copy of another model is here and nobody allowed its replacement.
-        """
+        """Raise DestinationError if a copy of `source` may not be written here, ReplaceRefused if it needs permission
+        to replace that of another model. It is called first and changes nothing."""
 
     def done(self, plan_id: str) -> dict[str, ShardRecord]:
-        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing.
-
-        Raises DestinationError if an unfinished job of another plan is here.
-        """
+        """Return the shards of plan `plan_id` that an earlier run finished, by file name. Changes nothing. Raises
+        DestinationError if an unfinished job of another plan is here."""
 
     def prepare(
         self,
@@ -276,23 +261,17 @@ class Destination(ShardSink, Protocol):
         ours: Iterable[str] = (),
         beside: Iterable[str] = (),
     ) -> None:
-        """Prepare for `new_bytes` of `job`. Delete what an earlier run left, except the shards in `keep`.
-
-        The result will consist of the files `ours`, which this tool writes, and the files `beside` them, which it
-        copies from the source. Raises DestinationError before a byte moves if the result cannot be written.
-        """
+        """Prepare for `new_bytes` of `job`: delete what an earlier run left, except the shards in `keep`. `ours` are
+        the files that this tool writes, `beside` those that it copies. Raises DestinationError, before a byte moves, if
+        the result cannot be written."""
 
     def lend(self) -> LentDestination:
-        """Return all that another machine needs to write shards of the prepared job. This machine then opens none.
-
-        Raises DestinationError if that machine would need a login.
-        """
+        """Return what another machine needs to write shards of the prepared job; this one then opens none. Raises
+        DestinationError if that machine would need a login."""
 
     def open_arriving(self, keep: Iterable[str]) -> Source | None:
-        """Return a source of the shards in `keep` and of those to come. A read of one waits until it is finished.
-
-        `files` are the finished shards. Return None if it is better to read them later.
-        """
+        """Return a source of the shards in `keep` and of those to come, None if it is better to read them later.
+        `files` are the finished ones; a read of another waits."""
 
     def open_staged(self, files: Iterable[str]) -> Source:
         """Return a source that reads the finished `files` before they are published."""
@@ -327,10 +306,8 @@ class FileFormat(Protocol):
         """Yield what the file of `shard` consists of, in order: bytes as they are, and tensors to make."""
 
     def structure(self, path: Path, shard: Shard) -> tuple[dict[str, TensorDigest], dict[str, str] | None]:
-        """Return the dtypes and shapes that the format's library sees in the file at `path`, and its metadata.
-
-        The digests are empty, because no tensor is read. Raises HeaderError if the library cannot open the file.
-        """
+        """Return dtypes and shapes (with empty digests) and the metadata that the format's library sees in the file at
+        `path`. Raises HeaderError if it cannot open it."""
 
     def indexes(self, plan: Plan) -> list[str]:
         """Return the paths of the indexes of a copy, by default none."""

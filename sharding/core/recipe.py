@@ -21,11 +21,9 @@ class Extent(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite.
-
-    If it is `unchanged`, a merge that could have changed its numbers did not. If it is `unsure`, nobody can say whether
-    they are right, because many of them depend so much on the order of summation.
-    """
+    """A few megabytes of a tensor at most, and how many of its numbers a cast has made infinite. `unchanged`: a merge
+    could have changed its numbers and did not. `unsure`: many of them depend so much on the order of summation that
+    nobody can judge them."""
 
     data: bytes | memoryview
     overflowed: int = 0
@@ -82,12 +80,10 @@ class Kept(Protocol):
 
 
 class Recipe:
-    """How the bytes of a tensor are made, as a stream in C order. A frozen value.
-
-    The recipe alone decides where its pieces start and end, so a job, a proof and another machine make the same bits.
-    In JSON a recipe that is a tuple is a list. Any other recipe is an object with its `kind`. Most recipes change the
-    bytes that another one makes, `of`. What they do not say otherwise is as in that one.
-    """
+    """How the bytes of a tensor are made, as a stream in C order. The recipe alone decides where its pieces start and
+    end, so a job, a proof and another machine make the same bits. In JSON one that is a tuple is a list, any other an
+    object with its `kind`. Most change the bytes of another one, `of`. What they do not say otherwise is as in that
+    one."""
 
     __slots__ = ()
     if TYPE_CHECKING:  # pydantic would take it for a field of every kind
@@ -118,10 +114,7 @@ class Recipe:
         return None
 
     def refusal(self, name: str, dtype: str, infinite: int) -> tuple[str, str]:
-        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite.
-
-        Apart from a cast, only the merge of an adapter does that.
-        """
+        """Return the message and the hint if `infinite` finite numbers of the tensor `name` would become infinite."""
         message = f"The merge would make {count(infinite, 'finite number')} of {name} infinite, or no number at all."
         return message, "Check the adapter: its weights may be broken."
 

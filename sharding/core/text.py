@@ -30,10 +30,9 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def objects_in(document: Any) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a document, at any depth."""
+    """Yield the JSON objects in a document, at any depth, the outermost first."""
     waiting = [document]
-    while waiting:
-        value = waiting.pop()
+    for value in waiting:
         if isinstance(value, dict):
             yield value
         waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

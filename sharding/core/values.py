@@ -33,11 +33,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file of a source: its path in the repo or folder, its size, and the hashes that a Hub states.
-
-    `git_sha1` is git's own hash of a file that is stored in git itself. In a repo that combines several sources,
-    `source` is the number of the file's source. `place` is the path there, or "" if it is the same.
-    """
+    """A file of a source: its path, its size, and the hashes that a Hub states. `git_sha1` is git's own, of a file in
+    git itself. Of several sources combined, `source` is the number of the file's, and `place` its path there if that is
+    another."""
 
     path: str
     bytes: int
@@ -54,11 +52,8 @@ class FileEntry:
 
 
 class Tensor(NamedTuple):
-    """A tensor and the recipe for its bytes.
-
-    The name starts with the folder of its component ("unet/conv_in.weight"), so it is unique in its repo. Headers and
-    indexes hold the name without the folder. (A tuple, because a plan makes a hundred thousand of them.)
-    """
+    """A tensor and the recipe for its bytes. The name starts with the folder of its component ("unet/conv_in.weight");
+    headers and indexes leave it out. (A tuple, because a plan makes a hundred thousand of them.)"""
 
     name: str
     dtype: str
@@ -84,11 +79,9 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """What the files of a GGUF model hold besides its tensors.
-
-    `keys` are those of its first file, each with its bytes. `files` and `tensors` are how many the model has. `raw` is
-    empty, except for a single file that nobody would write like that: its header, and the bytes behind each tensor.
-    """
+    """What the files of a GGUF model hold besides its tensors. `keys` are those of its first file, each with its bytes.
+    `files` and `tensors` are how many the model has. `raw` is empty, except for a single file that nobody would write
+    like that: its header, and the bytes behind each tensor."""
 
     keys: Mapping[bytes, bytes]
     files: int
@@ -98,13 +91,10 @@ class GgufHead:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Weights that are loaded together, by one name. Most checkpoints have one; a pipeline has one in each folder.
-
-    `folder` is "" or ends in "/". `metadata` goes into the header of every file. `total_parameters` goes into the
-    index; None means that they are counted. `loads_as` is torch's name of the dtype in which transformers loads the
-    source if config.json names none, or "". A component that `is_whole` is loaded from one file only, so it is never
-    split.
-    """
+    """Weights that are loaded together, by one name. A pipeline has several, each in its `folder`, which is "" or ends
+    in "/". `metadata` goes into the header of every file, `total_parameters` into the index (None: they are counted).
+    `loads_as` is torch's name of the dtype in which transformers loads the source if config.json names none, or "". One
+    that `is_whole` is loaded from one file only, so it is never split."""
 
     folder: str = ""
     stem: str = "model"
@@ -169,6 +159,10 @@ class Content:
     def of(self, role: Role) -> "Content | None":
         """Return the content of the input in `role`, None if no numbers come from one."""
         return next((other for other in self.others if other.source.role == role), None)
+
+    def the(self, role: Role) -> "Content":
+        """Return the content of the input in `role`, which there must be."""
+        return next(other for other in self.others if other.source.role == role)
 
     @property
     def input_bytes(self) -> int:
@@ -237,10 +231,8 @@ class TiedTensor:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """The part of one machine in a pipeline: whole blocks, tensors outside of blocks, and the files with just these.
-
-    `also_needs` are weights in the files of other stages, such as an output head that is the embeddings. Their bytes
-    count in those stages only.
-    """
+    `also_needs` are weights in the files of other stages, such as embeddings that are the output head. Their bytes
+    count only there."""
 
     blocks: tuple[Line, ...]
     others: tuple[Line, ...]
@@ -251,11 +243,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of the result: its tensors, in the order in which their bytes are written.
-
-    A file that is read for its hashes makes a shard too, as one tensor of bytes. `sampled` are ranges (start, end) of
-    the file that are hashed while it is written.
-    """
+    """One file of the result: its tensors, in the order in which their bytes are written. A file read for its hashes is
+    one tensor of bytes. `sampled` are ranges (start, end) of the file that are hashed while it is written."""
 
     file: str
     tensors: tuple[Tensor, ...]
@@ -273,13 +262,10 @@ Piece = bytes | Tensor  # A part of a file: bytes as they are, or what a recipe 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which shard holds which tensor. The shards of a component follow one another.
-
-    `stages` are what the ranks of a pipeline load, if the options ask for one, and `pipeline` is where transformers
-    cuts it. `made` says what is done to the numbers. The recipes refer to
-    `sources` by number. `written` are the files of the source that get new content, by path. The copy does not get
-    the files `unfit`, because they do not fit it.
-    """
+    """Which shard holds which tensor. The shards of a component follow one another. `stages` are what the ranks of a
+    pipeline load, `pipeline` where transformers cuts it. `made` says what is done to the numbers. The recipes refer to
+    `sources` by number. `written` are the files of the source that get new content, by path. The copy does not get the
+    `unfit` ones."""
 
     shards: tuple[Shard, ...]
     components: tuple[Component, ...]
@@ -330,11 +316,9 @@ def folders_around(path: str) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class StagedJob:
-    """What a job stores beside its staged shards, so that somebody with access can resume or discard it.
-
-    Three fields are None for a folder. `private` is the visibility that the result will have, `created` whether the job
-    created the repo, and `main` the commit of `main` when staging started.
-    """
+    """What a job stores beside its staged shards, so that somebody with access can resume or discard it. None for a
+    folder: the visibility of the result, whether the job `created` the repo, and the commit of `main` when staging
+    started."""
 
     plan_id: str
     source: Place
@@ -357,13 +341,11 @@ class BytesRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor. Hashes are in hex.
-
-    `reads` lists what the job has read from its source since the previous record, if it notes that. `overflowed`
-    counts, for each tensor, the numbers that a cast has made infinite. `unchanged` names the tensors whose numbers a
-    merge could have changed and did not, and `unsure` those with many numbers that nobody can judge (`Chunk`).
-    `xet_hash` is that of what was sent to a store, and `samples` has the hashes of the ranges that were `sampled`.
-    """
+    """A finished shard: file size and SHA-256, and the BLAKE3 of the bytes of each tensor, in hex. `reads` is what the
+    job has read from its source since the previous record, if it notes that. `overflowed` counts the numbers of each
+    tensor that a cast has made infinite. A merge could have changed the numbers of `unchanged` and did not; nobody can
+    judge many of those of `unsure` (`Chunk`). `xet_hash` is that of what was sent to a store, and `samples` has the
+    hashes of the ranges that were `sampled`."""
 
     file: str
     bytes: int

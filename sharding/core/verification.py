@@ -20,14 +20,11 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """By how much the numbers of a tensor differ between two checkpoints, computed in float64.
-
-    `largest_abs` and `mean_abs` are absolute differences, `cosine` is the cosine of the angle between both as vectors.
-    Pairs with a NaN or an infinity are left out of these three. They are None if no pair is left, and `cosine` is None
-    for a vector of zeros. `equal` is the share of elements that are equal, from 0 to 1; two NaNs are equal. All four
-    are None if the tensor is only on one side, has another shape there, or a dtype without numbers. `note` says which.
-    It also says if numbers that differ are not finite.
-    """
+    """By how much the numbers of a tensor differ between two checkpoints, in float64. `largest_abs` and `mean_abs` are
+    absolute differences, `cosine` is that of the angle between both as vectors. These three leave out pairs with a NaN
+    or an infinity. They are None if no pair is left, and `cosine` also for a vector of zeros. `equal` is the share of
+    equal elements, from 0 to 1; two NaNs are equal. All four are None if the tensor is only on one side, has another
+    shape there, or a dtype without numbers: `note` says which, or that numbers that differ are not finite."""
 
     tensor: Line
     largest_abs: float | None = None
@@ -111,14 +108,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a comparison of two checkpoints found: where they differ, and what was compared.
-
-    `made` was first done to the original's numbers. `within` counts tensors that have other bits, within the tolerance,
-    and `undecided` those with other bits in numbers that cannot be judged, and no wrong ones. `advice` says why
-    one does not load where the other does. `unstated` means that the
-    Hub states no hash for some of the files that were read. `unreached` are those of both checkpoints, as in
-    `Content`. `unchecked` names what was not compared, if only weights were.
-    """
+    """What a comparison of two checkpoints found: where they differ, and what was compared. `made` was first done to
+    the original's numbers. `within` counts tensors with other bits within the tolerance, `undecided` those with other
+    bits in numbers that cannot be judged, and no wrong ones. `advice` says why one does not load where the other does.
+    `unstated`: the Hub states no hash for some of the files. `unreached` are those of both, as in `Content`.
+    `unchecked` names what was not compared."""
 
     tensors: Count
     bytes: Count

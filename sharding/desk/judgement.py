@@ -114,7 +114,6 @@ def _weight(verdict: Verdict) -> tuple[int, bool]:
 
 
 BESIDE = "The files beside the weights, such as the configuration and the tokenizer, were copied and not compared."
-"""What a job that copies does not prove."""
 
 _NOT_READ = "Only a sample of it was read again, and what was read of the original was not compared with its hashes."
 _UNSTATED = "The Hub states no hash for some of the files that were read, so only what was read is known to match."

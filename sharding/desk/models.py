@@ -50,8 +50,7 @@ class Headers(Cache):
         token: str | None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
     ) -> Content:
-        """Return the checkpoint in `inputs` as the owner of `token` may see it. A failure is not cached. Raises as
-        `job.inspect`, and Later."""
+        """Return the checkpoint in `inputs` as the owner of `token` may see it. Raises as `job.inspect`, and Later."""
         key = options.variant, options.format, *inputs.items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
@@ -211,7 +210,6 @@ class Models:
 
 
 def _weights(checkpoint: Content) -> tuple[Hashable, ...]:
-    """Return what identifies the weights of a checkpoint: commits and variants."""
     return (checkpoint.inputs, tuple(part.variant for part in checkpoint.components))
 
 

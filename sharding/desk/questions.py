@@ -88,7 +88,6 @@ class Cache:
     """Keeps the answers to questions for a while."""
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
-        """Keep at most so many. `clock` returns seconds."""
         self._most, self._clock, self._lock = most, clock, RLock()
         self._kept: dict[Hashable, Any] = {}
 
@@ -108,7 +107,6 @@ class Questions(Cache):
     """Answers one question at a time. A few wait, one per caller. Answers are cached, errors too, but not Refused."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start to answer. `clock` returns seconds."""
         super().__init__(CACHED_ANSWERS, clock)
         self._open: SimpleQueue[Kept | None] = SimpleQueue()
         self._usual_seconds = QUESTION_SECONDS / 3

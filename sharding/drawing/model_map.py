@@ -7,7 +7,8 @@ from typing import NamedTuple
 from sharding.core.text import count, ends, format_bytes
 from sharding.core.values import Content, Plan, Stage, Tensor
 from sharding.drawing.tensor_kinds import ExpertGrid, Kind, expert_grid, kind_of, layer_of
-from sharding.planning.order import companions, natural_key
+from sharding.formats.quantization import companions
+from sharding.planning.order import natural_key
 
 WIDTH, HEIGHT = 1000.0, 100.0
 MOST_CELLS = 800
@@ -274,7 +275,6 @@ _Held = Sequence[tuple[int, int, int, int]]  # The column, layer, bytes and numb
 
 
 def _columns(files: Sequence[str], step: int, cells: _Held, width: float) -> list[Column]:
-    """Return the columns of a strip of `width`, `step` files in each."""
     neighbours = [files[start : start + step] for start in range(0, len(files), step)]
     tensors, sizes = [0] * len(neighbours), [0] * len(neighbours)
     for column, _, size, number in cells:

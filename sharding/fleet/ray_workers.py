@@ -57,7 +57,6 @@ class RayWorkers:
     """Runs parts on a cluster. `name` is the engine with its version."""
 
     def __init__(self) -> None:
-        """Use the cluster that this process is connected to."""
         import ray
         from ray import cloudpickle
 

@@ -1,7 +1,6 @@
 """Read the `.metadata` of torch.distributed.checkpoint, which says where each tensor lies. Pure. Runs no code from it.
 
 The file is a pickle of `torch.distributed.checkpoint.metadata.Metadata` (torch 2.13, `filesystem.FileSystemWriter`).
-torch itself reads it with an unrestricted `pickle.load`. `inert_pickle` never looks up the classes and functions in it.
 """
 
 from dataclasses import dataclass
@@ -36,10 +35,7 @@ class SavedEntry:
 
 
 def parse_metadata(data: bytes) -> tuple[list[SavedEntry], list[str]]:
-    """Return the tensors of a checkpoint in the order of its state dict, and the names of its other entries.
-
-    Raises PickleRefused.
-    """
+    """Return the tensors in the order of the state dict, and the names of its other entries. Raises PickleRefused."""
     metadata = InertMachine(data).run().value
     if not _is(metadata, "Metadata"):
         raise PickleRefused("it is not a Metadata object of torch.distributed.checkpoint")

@@ -34,8 +34,7 @@ TYPES = {
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
-"""The name of each type, the elements of its blocks, and their bytes (`ggml_type_name`, `ggml_blck_size`,
-`ggml_type_size`). The names are those of gguf-py."""
+"""The name of each type (gguf-py), the elements of its blocks and their bytes (`ggml_blck_size`, `ggml_type_size`)."""
 _NUMBERS = {name: number for number, (name, *_) in TYPES.items()}
 
 ALIGNMENT, NO, COUNT, TENSORS = b"general.alignment", b"split.no", b"split.count", b"split.tensors.count"

@@ -1,7 +1,6 @@
 """Read a pickle of any classes into values without meaning. Pure. Imports, calls and builds nothing from it.
 
-The machine of `torch_pickle` follows the instructions. Tensors are `StoredTensor`. An `Instance` stands for any other
-object, whatever its class. Nothing of Python's own library has a place in a checkpoint, except a few containers.
+The machine of `torch_pickle` follows the instructions. An `Instance` stands for any object that is no `StoredTensor`.
 """
 
 import sys
@@ -95,7 +94,6 @@ InertMachine.steps = STEPS | {
 
 
 def _named(module: str, name: str) -> Global:
-    """Return the name of a class or function. Raises PickleRefused for those of Python's own library."""
     module = _PYTHON_2.get(module, module)
     full = f"{module}.{name}"
     if module.partition(".")[0] in sys.stdlib_module_names and full not in _STANDARD and full != _GETATTR:

@@ -56,7 +56,6 @@ def parse_card(card: str) -> ModelCard:
 
 
 def _metadata(front: str) -> dict[str, Any]:
-    """Return the metadata in YAML. Raises _Unread, yaml.YAMLError, ValueError."""
     if len(front) > MAX_METADATA_BYTES:
         raise _Unread(f"it is larger than {format_bytes(MAX_METADATA_BYTES)}")
     depth = 0
@@ -89,9 +88,8 @@ _AS_IN_YAML_1_2 = {
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """A safe YAML loader with the types of YAML 1.2. In it, `no` is Norwegian and `1:20` is a text.
 
-    Some other values become texts too, because a Hub refuses them or they cannot be written again unchanged. These are
-    dates, `0777`, infinite numbers, NaN, and integers of more than 18 digits. Python refuses to write integers of
-    thousands of digits.
+    Dates, `0777`, infinite numbers, NaN and integers of more than 18 digits become texts too, because a Hub refuses
+    them or they cannot be written again unchanged.
     """
 
     yaml_implicit_resolvers = {

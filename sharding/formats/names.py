@@ -76,8 +76,6 @@ def is_plain(path: str) -> bool:
 def refuse_clashes(ours: Iterable[str], beside: Iterable[str]) -> None:
     """Raise DestinationError if a file of the source (`beside`) would replace one of `ours`, or is reserved.
 
-    A file also clashes with a folder of the same name.
-
     >>> refuse_clashes(["a"], ["A", "a/x", "b"])
     Traceback (most recent call last):
     sharding.core.errors.DestinationError: A, a/x of the source would replace a file that this tool writes.

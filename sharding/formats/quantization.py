@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.core.dtypes import BY_NAME, CASTABLE, NUMBERS
@@ -27,9 +27,8 @@ NOTES = re.compile(r"\.quant_state\.bitsandbytes__(?:nf4|fp4)$|\.weight_shape$")
 """Names of small tensors whose bytes say how a weight of bitsandbytes or compressed-tensors lies."""
 
 NEEDS_KERNELS = ("fp8", "mxfp4")
-"""Methods whose weights transformers 5.23 dequantizes where their kernels are missing: FP8 on CPUs and on cards below
-compute capability 8.9, MXFP4 without the packages triton and kernels. Source: `validate_environment` of both
-quantizers."""
+"""Methods that transformers 5.23 dequantizes without their kernels (`validate_environment`): FP8 on CPUs and on cards
+below compute capability 8.9, MXFP4 without the packages triton and kernels."""
 
 QUANTIZERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that AutoGPTQ, AWQ and ModelOpt write beside quantized weights. Some programs load by them."""
@@ -110,29 +109,52 @@ def stored_sizes(saved: Iterable[str], tensors: Iterable[Tensor]) -> dict[str, i
     >>> stored_sizes(["a.weight", "a.bias"], (Tensor(*form, Stored(0, "f", 0, 256)) for form in forms))
     {'a.weight': 512}
     """
-    modules: dict[str, list[str]] = {}
-    for name in saved:
-        modules.setdefault(name.rpartition(".")[0], []).append(name)
     tensors = list(tensors)
-    packed, sizes, quantized = set(quantized_in(tensors)), dict[str, int](), set[str]()
-    for tensor in tensors:
-        if weight := _belongs_to(ordinary_name(tensor.name), modules):
-            sizes[weight] = sizes.get(weight, 0) + tensor.bytes
-            quantized |= {weight} if tensor.name in packed else set()
-    return {weight: sizes[weight] for weight in sorted(quantized)}
+    own, beside = {tensor.name: tensor.bytes for tensor in tensors}, companions(tensors, {*saved})
+    return {name: own.get(name, 0) + sum(part.bytes for part in parts) for name, parts in sorted(beside.items())}
 
 
-def _belongs_to(name: str, modules: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the weight that a tensor belongs to: of its name, else of the longest name that it starts with."""
-    module = name.rpartition(".")[0]
-    while module not in modules:
-        if not module:
-            return None
-        module = module.rpartition(".")[0]
-    if name in modules[module]:
-        return name
-    like = [weight for weight in modules[module] if name.startswith(weight)]
-    return max(like, key=len) if like else next((name for name in modules[module] if name.endswith(".weight")), None)
+_CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
+"""The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
+
+
+def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
+    """Return the tensors that belong to each quantized weight, by the `known` name of the weight.
+
+    The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
+    counts as a companion only if the weight, or another tensor beside it, is quantized.
+    """
+    tensors = list(tensors)
+    beside: dict[str, list[Tensor]] = {}
+    for tensor in (tensor for tensor in tensors if tensor.name not in known):
+        if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
+            beside.setdefault(weight, []).append(tensor)
+    stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
+    return {
+        weight: group
+        for weight, group in beside.items()
+        if (weight in stored and _is_quantized(stored[weight])) or any(map(_is_quantized, group))
+    }
+
+
+def _weights_of(name: str) -> Iterator[str]:
+    """Yield the possible names of the weight that a tensor belongs to, the nearest first."""
+    yield name.rpartition(":")[0]  # torchao: x:scale
+    module, _, last = name.rpartition(".")
+    if not module:
+        return
+    words = last.rsplit("_", 4)  # gate_up_proj_weight_global_scale has three after the name of the weight
+    for joined in range(len(words) - 1, 0, -1):  # x_scale_inv
+        yield f"{module}.{'_'.join(words[:joined])}"
+    yield module  # bitsandbytes: x.absmax
+    yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
+    yield f"{module}.weight"
+    if cache := _CACHE.search(name):
+        yield f"{module}.{cache[1]}_proj.weight"
+
+
+def _is_quantized(tensor: Tensor) -> bool:
+    return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
 
 
 def quantization_of(config: str) -> Mapping[str, Any] | None:
@@ -141,7 +163,7 @@ def quantization_of(config: str) -> Mapping[str, Any] | None:
     >>> quantization_of('{"text_config": {"quantization_config": {"quant_method": "fp8"}}}')
     {'quant_method': 'fp8'}
     """
-    for level in levels(parsed_json(config)):
+    for level in objects_in(parsed_json(config)):
         for key in _KEYS:
             if section := level.get(key):
                 return section if isinstance(section, dict) else {}
@@ -177,18 +199,10 @@ def method_of(quantization: Mapping[str, Any]) -> str:
 def without_quantization(config: str) -> str:
     """Return the text of a config.json without its quantization entries."""
     document = json.loads(config)
-    for level in levels(document):
+    for level in objects_in(document):
         for key in _KEYS:
             level.pop(key, None)
     return json.dumps(document)
-
-
-def levels(document: Any) -> list[dict[str, Any]]:
-    """Return the document and all dictionaries inside it, at any depth, the outermost first."""
-    levels = [document] if isinstance(document, dict) else []
-    for level in levels:
-        levels += [value for value in level.values() if isinstance(value, dict)]
-    return levels
 
 
 def configured(config: str, torch_dtype: str | None) -> dict[str, Any] | None:

@@ -55,7 +55,6 @@ def assemble(saved: Iterable[SavedBoxes], hint: str = "") -> list[Tensor]:
 
 
 def _shape(tensor: SavedBoxes, boxes: Sequence[Box], hint: str) -> tuple[int, ...]:
-    """Return the shape that the pieces fill. Raises SourceError if they do not fill it."""
     stated = [] if tensor.shape is None else [tensor.shape]
     dimensions = set(map(len, chain(stated, *((box.shape, box.offsets) for box in tensor.boxes))))
     if len(dimensions) > 1:
@@ -83,10 +82,9 @@ def _files(boxes: Iterable[Box]) -> str:
 
 
 def _refuse_overlaps(name: str, boxes: Sequence[Box], left: int) -> int:
-    """Return how many of the `left` looks remain after all pieces are checked. One look is at one piece along one axis.
+    """Return how many of the `left` looks (at one piece along one axis) remain. Raises SourceError if pieces overlap.
 
-    A tensor is usually cut right across, and each part again. So the pieces are first grouped by such cuts. Only pieces
-    that no cut separates are compared with each other. Raises SourceError if two pieces hold the same elements.
+    A tensor is usually cut right across, and each part again. So only pieces that no such cut separates are compared.
     """
     groups = [list(boxes)]
     while groups:

@@ -84,7 +84,6 @@ _Pieces = Iterator[tuple[Numbers, Numbers, Any]]  # The offsets and the shape of
 
 
 def _shards(name: str, shape: Numbers, state: Any, rank: int, ranks: int) -> _Pieces:
-    """Yield the pieces of a ShardedTensor. Each states its place."""
     if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[0], list):
         raise PickleRefused(f"{name[:100]} is an incomplete ShardedTensor")
     group = state_of(state[2])
@@ -96,7 +95,6 @@ def _shards(name: str, shape: Numbers, state: Any, rank: int, ranks: int) -> _Pi
 
 
 def _local(name: str, shape: Numbers, state: Any, rank: int, ranks: int) -> _Pieces:
-    """Yield the piece of a DTensor. Its placements say where it is."""
     fields = state[1] if isinstance(state, tuple) and len(state) == 2 else state
     fields = fields if isinstance(fields, dict) else {}
     spec = state_of(fields.get("_spec"))

@@ -2,8 +2,7 @@
 
 A safetensors file has eight bytes (the header's length, little-endian), the header (JSON, UTF-8), then the tensors'
 bytes. This module refuses the same files as the reader of safetensors 0.8 (`SafeTensors::read_metadata` and
-`Metadata::validate` in its Rust source). It also limits the names of tensors. It writes the same bytes as the
-safetensors writer. Tests compare both with the installed library.
+`Metadata::validate` in its Rust source), and too long names. It writes the same bytes as the safetensors writer.
 """
 
 import json
@@ -41,10 +40,7 @@ class Header:
 
 
 def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
-    """Return where the header of `file` ends, from its first eight bytes and its size.
-
-    Raises HeaderError if the file is too short for it, or it is larger than 100 MB. Then it need not be read.
-    """
+    """Return where the header of `file` ends, by its start. Raises HeaderError beyond the file's end or 100 MB."""
     if len(prefix) < LENGTH_BYTES:
         raise HeaderError(f"{file} is too short to be a safetensors file ({file_bytes} bytes).", _HINT)
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -59,12 +55,9 @@ def header_end(prefix: bytes, file_bytes: int, file: str) -> int:
 def parse_header(header: bytes, file_bytes: int, file: str, place: tuple[int, str] | None = None) -> Header:
     """Return the tensors of `file`, with absolute offsets and in stored order, from its first bytes.
 
-    `header` holds the file from its first byte at least to the header's end. `file_bytes` is the size of the whole
-    file. The folder of `file` stands before the tensors' names, as in every `Tensor`. `place` are the number of its
-    source and its path there, if it is not at the same path of the first source.
-
-    Raises HeaderError exactly if the safetensors reader would refuse the file, or if the name of a tensor has more than
-    `MAX_NAME_CHARACTERS`.
+    The folder of `file` stands before the tensors' names, as in every `Tensor`. `place` are the number of its source
+    and its path there, if it is not at the same path of the first source. Raises HeaderError exactly if the reader of
+    safetensors would refuse the file, or if the name of a tensor has more than `MAX_NAME_CHARACTERS`.
     """
     end = header_end(header, file_bytes, file)
     try:
@@ -87,9 +80,8 @@ def parse_header(header: bytes, file_bytes: int, file: str, place: tuple[int, st
 def build_header(tensors: Iterable[Tensor], metadata: Mapping[str, str] | None, folder: str = "") -> bytes:
     """Return the first bytes of a file in `folder` that holds `tensors` one after another, in this order.
 
-    The bytes are those that safetensors writes: metadata first, compact JSON, non-ASCII kept, padded with spaces to a
-    multiple of eight. The order of metadata keys is that of the mapping, because the library's own order is random.
-    Raises HeaderError if the header is larger than 100 MB.
+    The bytes are those of safetensors: metadata first (in the order of the mapping; the library's is random), compact
+    JSON, non-ASCII kept, padded with spaces to a multiple of eight. Raises HeaderError beyond 100 MB.
     """
     document: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     start = 0

@@ -1,8 +1,7 @@
 """Open a torch `.bin` file: the value of its pickle, and the places of its storages. Runs no code from it.
 
 A file of torch 1.6 or newer is a zip file. Only its end, its directory and one pickle are read. An older file has five
-pickles, then the storages one after another. Only its pickles are read. `torch_pickle` and `torch_globals` limit what a
-pickle may contain.
+pickles, then the storages one after another. Only its pickles are read.
 
 The zip format is PKWARE's APPNOTE 6.3.10, as far as torch 2.13 (`caffe2/serialize/inline_container.cc` over miniz)
 follows it. Records are stored without compression, one after another. The directory and the end follow them. Ambiguous
@@ -55,20 +54,14 @@ Locate = Callable[[Iterable[Storage]], Mapping[str, Place]]  # Finds the places 
 
 
 def open_bin(source: Files, file: FileEntry) -> tuple[Any, Locate]:
-    """Return the value of the pickle in `file`, and a function that finds the storages that it names.
-
-    Raises PickleRefused, ZipRefused, SourceError.
-    """
+    """Return the value of the pickle, and what finds its storages. Raises PickleRefused, ZipRefused, SourceError."""
     reader = Reader(source, file)
     return open_zip(reader) if reader.read(0, 4) == b"PK\3\4" else _read_old(reader)
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """A record with all its bytes in `[header_start, limit)`. Its content has `bytes` bytes.
-
-    `start` is the first byte of the content, or None if only the record's own header can tell.
-    """
+    """A record in `[header_start, limit)`. `start` of its content is None if only its own header can tell."""
 
     name: str
     header_start: int

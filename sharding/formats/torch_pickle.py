@@ -1,9 +1,8 @@
 """Read a pickle of tensors into inert values. Pure. Calls, imports and builds nothing from it.
 
 The instructions are those of torch's weights-only reader (torch 2.13, `_weights_only_unpickler.Unpickler`). Everything
-that it refuses is refused here. If it would call a function of torch, a value stands in for the result: see
-`torch_globals`. Two more things are refused: more instructions than any checkpoint has, and dictionary keys other than
-text and small numbers. Nobody can make the hashes of such keys collide.
+that it refuses is refused here. Where it would call torch, a value of `torch_globals` stands in for the result. Also
+refused: more instructions than any checkpoint has, and dictionary keys whose hashes somebody could make collide.
 """
 
 from collections.abc import Callable, Mapping
@@ -139,7 +138,6 @@ class Machine:
 
 
 def _argument(form: ArgumentDescriptor, stream: BytesIO) -> Any:
-    """Return the argument of an instruction, as `pickletools` reads it. Raises PickleRefused."""
     try:
         if form is stringnl_noescape_pair:  # pickletools undoes escapes in names, and pickle does not
             lines = [stream.readline(), stream.readline()]

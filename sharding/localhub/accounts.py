@@ -107,7 +107,6 @@ def judge(caller: Caller, repo: Repo, right: Right) -> Refusal | None:
 
 
 def judge_creation(caller: Caller, kind: str, owner: str) -> Refusal | None:
-    """Return why `caller` may not create a repo of `owner`, or None."""
     if caller.name is None:
         return _sign_in_first()
     if owner not in caller.namespaces or caller.token == "read":

@@ -68,7 +68,6 @@ class Blobs:
                 raise ValueError(f"the content has sha256 {digest.hexdigest()} and {written} bytes")
 
     def upload_part(self, upload: str, number: int) -> Path:
-        """Return the path of a numbered part of a multipart upload, which may not exist."""
         folder = self._parts / upload
         folder.mkdir(exist_ok=True)
         return folder / str(number)

@@ -151,7 +151,6 @@ def _parse_entry(hub: Hub, repo: Repo, key: str, value: Json) -> Entry:
 
 
 def lfs_patterns(attributes: str) -> tuple[str, ...]:
-    """Return the patterns of a `.gitattributes` that send a file to LFS."""
     lines = (line.split() for line in attributes.splitlines())
     return tuple(words[0] for words in lines if len(words) > 1 and "filter=lfs" in words[1:])
 

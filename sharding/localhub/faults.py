@@ -160,7 +160,6 @@ class _Rate:
             Path(log).write_text("")
 
     async def wait(self, count: int) -> None:
-        """Return once `count` bytes have passed."""
         now = anyio.current_time()
         if now - self._free_at > _BUFFERED_SECONDS:
             self._free_at = now

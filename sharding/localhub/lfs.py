@@ -50,7 +50,6 @@ def verify(call: Call) -> Answer:
 
 
 def put(call: Call) -> Answer:
-    """Keep an object, or one part of it."""
     repo, sha256, size = _check_signature(call)
     if number := call.parameters.get("number"):
         call.hub.blobs.upload_part(f"{repo}-{sha256}", int(number)).write_bytes(call.body)
@@ -60,7 +59,6 @@ def put(call: Call) -> Answer:
 
 
 def complete(call: Call) -> Answer:
-    """Join the parts of a multipart upload, in the order of their numbers."""
     repo, sha256, size = _check_signature(call)
     numbers = [str(part.get("partNumber")) for part in call.json().get("parts", []) if isinstance(part, dict)]
     count = -(-size // call.hub.settings.part_bytes)

@@ -29,7 +29,6 @@ def document(title: str, body: str) -> str:
 
 
 def repo(call: Call) -> Answer:
-    """Show the files and the card of a repo at a revision."""
     try:
         with accounts.reading(call, "see") as (db, repository, commit):
             entries = records.list_entries(db, commit)

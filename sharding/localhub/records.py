@@ -156,7 +156,6 @@ class Entry:
 
 
 def lfs_entry(path: str, sha256: str, size_bytes: int) -> Entry:
-    """Return the entry of an LFS file that is about to be committed."""
     return Entry(path, git_blob_id(lfs_pointer(sha256, size_bytes)), size_bytes, sha256, 0)
 
 
@@ -179,7 +178,6 @@ def list_repos(db: sqlite3.Connection, kind: str, owner: str | None = None) -> l
 
 
 def add_repo(db: sqlite3.Connection, kind: Kind, owner: str, name: str, private: bool, app: str | None) -> Repo:
-    """Add a repo without any commit."""
     row = db.execute(
         "INSERT INTO repos (kind, owner, name, private, app, created_seconds) VALUES (?, ?, ?, ?, ?, ?) RETURNING *",
         (kind, owner, name, private, app, time.time()),
@@ -257,7 +255,6 @@ def point(db: sqlite3.Connection, repo: Repo, kind: str, name: str, commit: Comm
 
 
 def add_object(db: sqlite3.Connection, repo_number: int, sha256: str, size_bytes: int) -> None:
-    """Let a repo point to an LFS or Xet file."""
     db.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, 0)", (repo_number, sha256, size_bytes))
 
 

@@ -140,7 +140,6 @@ def _folder(path: str) -> Json:
 
 
 def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
-    """Return the part `lfs` of a file's description. It is empty for a regular file."""
     if not entry.sha256:
         return {}
     pointer = lfs_pointer(entry.sha256, entry.size_bytes)
@@ -148,7 +147,6 @@ def lfs_part(entry: Entry, name_of_sha256: str) -> Json:
 
 
 def list_refs(call: Call) -> Answer:
-    """List the branches and tags, and with `include_prs` also the pull requests."""
     with call.hub.state.reading() as db:
         repo, _ = accounts.reach(db, call, "see")
         rows = db.execute(
@@ -163,7 +161,6 @@ def list_refs(call: Call) -> Answer:
 
 
 def create_branch(call: Call) -> Answer:
-    """Create a branch at a revision, `main` by default."""
     return _create_ref(call, "branch", call.parameters["branch"], text_of(call.json(), "startingPoint", "main"))
 
 

@@ -75,7 +75,6 @@ def serve(
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections, and print that."""
         anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
         await super().startup(sockets)
         (listener,) = sockets or []

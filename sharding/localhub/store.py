@@ -3,8 +3,7 @@
 The layout is that of hf-xet 1.8.0 for an endpoint `local:///folder`. `xet/xorbs/xorbs` holds the data,
 `xet/xorbs/shards` lists the chunks of files, and `xet/xorbs/global_dedup_lookup.redb` finds the shard of a file.
 While an upload or a download is open, hf-xet locks that last file, also for other processes. So every reader gets a
-view: a folder that links to the data and has its own copy of that file. Writers need the file itself, so hf-xet
-refuses uploads from two processes at the same time. Uploads of one process share the file.
+view: a folder that links to the data and has its own copy of that file. Only one process can upload at a time.
 """
 
 import hmac
@@ -109,7 +108,6 @@ class XetStore:
         self._views.mkdir()
 
     def xorb(self, name: str) -> Path:
-        """Return the path of a xorb, which may not exist."""
         return self._xorbs / "xorbs" / f"default.{name}"
 
     def find(self, name: str) -> XetFile | None:
@@ -177,7 +175,6 @@ class XetStore:
 
     @contextmanager
     def _opened(self) -> Iterator["XetDownloadStreamGroup"]:
-        """Yield the store as it is now."""
         import hf_xet  # type: ignore[import-untyped, unused-ignore]
 
         if self.grants:

@@ -172,7 +172,6 @@ def _classes_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _flag(config: Any) -> bool | None:
-    """Return the `tie_word_embeddings` of a configuration in memory, None if it is not known."""
     stated, kind = config.get("tie_word_embeddings"), _type_of(config)
     if kind not in _table()["types"] or not isinstance(stated, bool | None):
         return stated if isinstance(stated, bool) else None
@@ -210,7 +209,6 @@ def _named(config: Mapping[str, Any]) -> list[str]:
 
 
 def _entries(name: str, config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the entries of the table for the class `name` and the classes inside it. Raises LookupError."""
     if (entry := _table()["classes"].get(name)) is None:
         raise LookupError(name)
     yield entry

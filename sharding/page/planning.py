@@ -22,8 +22,7 @@ from sharding.page.links import Wish, query_of
 from sharding.page.site import Events, Login
 from sharding.planning.dequantize import offer
 from sharding.planning.devices import Need, needed, where_it_fits
-from sharding.planning.plan import identify_plan
-from sharding.planning.shards import gathered
+from sharding.planning.plan import gathered, identify_plan
 from sharding.planning.sizes import size_stops, stop_for
 from sharding.recipes.cast import narrows
 from sharding.report.report import summarize_source

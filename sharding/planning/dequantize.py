@@ -108,10 +108,7 @@ def without_left_over(draft: Draft) -> Draft:
 
 
 def offer(checkpoint: Content) -> tuple[str, str, str] | None:
-    """Return how a checkpoint is quantized, and its size now and in bf16; None if it cannot be dequantized or need not.
-
-    All are words: ("fp8", "1.0 MB", "2.0 MB").
-    """
+    """Return method, size now and in bf16, such as ("fp8", "1.0 MB", "2.0 MB"); None if it is not to be dequantized."""
     after = ordinary(checkpoint)
     if after is None or not after.made:
         return None
@@ -170,7 +167,6 @@ def refuse_cast(draft: Draft) -> None:
 
 
 def _schemes(draft: Draft) -> dict[str, Scheme]:
-    """Return how each component is quantized, by its folder. Raises SourceError."""
     stated = {folder: quantization_of(config) for folder, config in draft.configs.items()}
     schemes = {folder: _scheme_of(how) for folder, how in stated.items() if how is not None}
     for component in draft.components:
@@ -182,7 +178,6 @@ def _schemes(draft: Draft) -> dict[str, Scheme]:
 
 
 def _scheme_of(quantization: Mapping[str, Any]) -> Scheme:
-    """Return the scheme for the `quantization` of a config.json. Raises SourceError, which names any other method."""
     method = method_of(quantization)
     if method not in _METHODS:
         raise refusal(method)
@@ -190,7 +185,6 @@ def _scheme_of(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def _scheme_without(component: Component, tensors: Iterable[Tensor]) -> Scheme:
-    """Return the scheme for the quantized `tensors` of a component that no config.json explains."""
     is_comfy = _COMFY_KEY in component.metadata
     return COMFY if is_comfy or any(OF_COMFY.search(tensor.name) for tensor in tensors) else _UNSTATED
 
@@ -198,7 +192,6 @@ def _scheme_without(component: Component, tensors: Iterable[Tensor]) -> Scheme:
 def _weights(
     tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], notes: Mapping[str, bytes]
 ) -> tuple[dict[str, Weight], set[str]]:
-    """Return the quantized weights by the name of their codes, and all of their names. Raises SourceError for none."""
     by_name = {tensor.name: tensor for tensor in tensors}
     weights: dict[str, Weight] = {}
     used: set[str] = set()
@@ -219,7 +212,6 @@ def _weights(
 def _ordinary_tensors(
     tensors: Sequence[Tensor], schemes: Mapping[str, Scheme], computed: Mapping[str, Tensor], used: Collection[str]
 ) -> Iterator[Tensor]:
-    """Yield `tensors` with those `computed`, by the name of their codes. Raises SourceError."""
     for tensor in tensors:
         scheme = schemes.get(tensor.folder)
         if tensor.name in computed:

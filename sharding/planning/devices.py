@@ -10,9 +10,9 @@ from typing import Any
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.origin import Place
-from sharding.core.text import format_bytes, parse_bytes, parsed_json
+from sharding.core.text import format_bytes, objects_in, parse_bytes, parsed_json
 from sharding.core.values import Content, Plan, Tensor
-from sharding.formats.quantization import NEEDS_KERNELS, levels, method_of, quantization_of
+from sharding.formats.quantization import NEEDS_KERNELS, method_of, quantization_of
 from sharding.model_class.architecture import Architecture
 from sharding.planning.steps import drafted
 
@@ -58,12 +58,10 @@ class DevicePlan:
 
 
 def parse_budgets(text: str) -> dict[str, int]:
-    """Return device to bytes for a budget such as "cuda:0=16GB,cpu=12GB", or for the name of a preset.
+    """Return device to bytes for a budget or the name of a preset. Raises UsageError for anything else.
 
     >>> parse_budgets("cuda:0=16GB,cpu=12GB")
     {'cuda:0': 16000000000, 'cpu': 12000000000}
-
-    Raises UsageError for anything else.
     """
     budgets: dict[str, int] = {}
     for budget in PRESETS.get(text.strip().lower(), text).split(","):
@@ -206,7 +204,7 @@ def context_bytes(config: str, tokens: int = CONTEXT_TOKENS) -> int:
     >>> context_bytes('{"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}')
     536870912
     """
-    for level in levels(parsed_json(config)):
+    for level in objects_in(parsed_json(config)):
         layers, heads, hidden = (
             next((level[name] for name in names if isinstance(level.get(name), int)), 0)
             for names in (_LAYERS, _HEADS, _HIDDEN)

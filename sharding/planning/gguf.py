@@ -5,10 +5,8 @@ from collections.abc import Iterator, Sequence
 from sharding.core.errors import UsageError
 from sharding.core.options import OPTIONS, Options
 from sharding.core.text import count, format_bytes, name_some
-from sharding.core.values import Component, Finding, Shard, Tensor
-from sharding.formats.file_formats import FORMATS
+from sharding.core.values import Component, Finding, Tensor
 from sharding.formats.gguf import loses_in_gguf_split
-from sharding.planning.shards import shards_of
 
 _PADDED_TO = 32  # gguf-split counts each tensor with padding to 32 bytes, whatever the alignment.
 _MOST_FILES = 65_535  # The count of files is a number of 16 bits.
@@ -23,8 +21,8 @@ def refuse_changes(options: Options) -> None:
         raise UsageError(message, "Leave it out. To change numbers, use the repo that the files were made from.")
 
 
-def cut_model(component: Component, tensors: Sequence[Tensor], options: Options) -> list[Shard]:
-    """Return the files of a model. Raises UsageError if they are too many, or if llama.cpp needs a single one."""
+def cut_model(component: Component, tensors: Sequence[Tensor], options: Options) -> Sequence[Sequence[Tensor]]:
+    """Return the tensors of each file of a model. Raises UsageError for too many, or if llama.cpp needs one."""
     groups = [tensors] if options.is_single_file else cut(tensors, options.max_shard_bytes)
     if len(groups) > _MOST_FILES:
         message = f"{component.stem} would be cut into {len(groups):,} files."
@@ -33,7 +31,7 @@ def cut_model(component: Component, tensors: Sequence[Tensor], options: Options)
         message = f"llama.cpp loads {component.stem} only from one file."
         size = format_bytes(sum(tensor.bytes for tensor in tensors))
         raise UsageError(message, f"Choose one file, or a size above {size}.")
-    return shards_of(groups, component, FORMATS["gguf"])
+    return groups
 
 
 def cut(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:

@@ -1,8 +1,7 @@
 """Sort tensors, and find those that belong together: companions, blocks, the stages of a pipeline. Pure."""
 
-import re
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,7 +9,7 @@ from sharding.core.errors import Remedy, SourceError, UsageError
 from sharding.core.hints import ModelHints, SavedTensor
 from sharding.core.text import count, name_some
 from sharding.core.values import Finding, Shard, Stage, Tensor, TiedTensor
-from sharding.formats.quantization import holds_quantized, is_quantized
+from sharding.formats.quantization import companions
 
 _LONGEST_NUMBER = 18
 """The most digits of a name that count as a number. No layer has more, and Python refuses very long ones."""
@@ -78,10 +77,6 @@ def _by_value(digits: str) -> str:
     return chr(len(number)) + number  # a longer number is a larger one
 
 
-_CACHE = re.compile(r"\.([kvq])_(?:scale|zero_point)$")
-"""The scales of compressed-tensors for the cache of keys and values. They are beside the projection, not inside it."""
-
-
 def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     """Return `hints` with the companions of quantized weights among `tensors`, which no class saves.
 
@@ -102,50 +97,11 @@ def with_companions(hints: ModelHints, tensors: Iterable[Tensor]) -> ModelHints:
     saved, storage = list[SavedTensor](), max((tensor.storage for tensor in hints.saved), default=-1)
     for tensor in hints.saved:
         saved.append(tensor)
-        for companion in beside.get(tensor.name, ()):  # in the same block, each in memory of its own
-            storage += 1
+        for companion in sorted(beside.get(tensor.name, ()), key=lambda one: natural_key(one.name)):
+            storage += 1  # in the same block, each in memory of its own
             saved.append(SavedTensor(companion.name, companion.dtype, storage, tensor.block))
     loads = (names.union(other.name for name in names for other in beside.get(name, ())) for names in hints.loads)
     return replace(hints, saved=tuple(saved), loads=tuple(loads))
-
-
-def companions(tensors: Iterable[Tensor], known: Container[str]) -> dict[str, list[Tensor]]:
-    """Return the tensors that belong to each quantized weight, by the `known` name of the weight, in natural order.
-
-    The weight may be stored by another name: GPTQ has `q.qweight`, `q.qzeros` and `q.scales` for `q.weight`. A tensor
-    counts as a companion only if the weight, or another tensor beside it, is quantized.
-    """
-    tensors = list(tensors)
-    beside: dict[str, list[Tensor]] = {}
-    for tensor in (tensor for tensor in tensors if tensor.name not in known):
-        if weight := next((name for name in _weights_of(tensor.name) if name in known), None):
-            beside.setdefault(weight, []).append(tensor)
-    stored = {tensor.name: tensor for tensor in tensors if tensor.name in beside}
-    return {
-        weight: sorted(group, key=lambda tensor: natural_key(tensor.name)) if len(group) > 1 else group
-        for weight, group in beside.items()
-        if (weight in stored and _is_quantized(stored[weight])) or any(map(_is_quantized, group))
-    }
-
-
-def _weights_of(name: str) -> Iterator[str]:
-    """Yield the possible names of the weight that a tensor belongs to, the nearest first."""
-    yield name.rpartition(":")[0]  # torchao: x:scale
-    module, _, last = name.rpartition(".")
-    if not module:
-        return
-    words = last.rsplit("_", 4)  # gate_up_proj_weight_global_scale has three after the name of the weight
-    for joined in range(len(words) - 1, 0, -1):  # x_scale_inv
-        yield f"{module}.{'_'.join(words[:joined])}"
-    yield module  # bitsandbytes: x.absmax
-    yield module.rpartition(".")[0]  # and x.quant_state.bitsandbytes__nf4
-    yield f"{module}.weight"
-    if cache := _CACHE.search(name):
-        yield f"{module}.{cache[1]}_proj.weight"
-
-
-def _is_quantized(tensor: Tensor) -> bool:
-    return is_quantized(tensor) or holds_quantized(tensor) or tensor.name.endswith("_qdata")
 
 
 def blocks_around(name: str, known: Mapping[str, str]) -> list[str]:

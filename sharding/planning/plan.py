@@ -15,7 +15,8 @@ from sharding.core.extras import require
 from sharding.core.hints import ModelHints
 from sharding.core.made import without_effect
 from sharding.core.options import Options
-from sharding.core.text import count, json_file, name_some
+from sharding.core.protocols import FileFormat
+from sharding.core.text import count, format_bytes, json_file, name_some
 from sharding.core.values import Component, Content, Finding, Plan, Shard, ShardRecord, Stage, Tensor
 from sharding.formats.file_formats import FORMATS, format_of
 from sharding.formats.names import CONFIG_NAME
@@ -24,7 +25,6 @@ from sharding.planning import order
 from sharding.planning.cast import stated_dtypes
 from sharding.planning.draft import Draft
 from sharding.planning.gguf import cut_model, refuse_changes, remarks
-from sharding.planning.shards import oversized, shards_of
 from sharding.planning.steps import ASKS, Asks, drafted
 from sharding.recipes.low_rank import needs_torch
 
@@ -44,10 +44,7 @@ def planned(content: Content, options: Options, asks: Asks = ASKS) -> Plan:
 
 
 def as_read(content: Content, plan: Plan) -> Content:
-    """Return `content`, whose other inputs have only the weight files that `plan` reads.
-
-    If only the adapter of a training run is saved, it is that adapter.
-    """
+    """Return `content` with only the files of other inputs that `plan` reads. A LoRA that is saved alone is PEFT's."""
     if any(change.kind == "as" for change in plan.made):
         content = replace(content, library="peft", components=plan.components)
     if not content.others:
@@ -135,7 +132,7 @@ def plan_shards(
         stages += of_ranks
         findings += [*strangers, *remarks(component, own, len(made))]
         if not (component.is_whole or options.is_single_file):
-            findings += oversized(made, options.max_shard_bytes)
+            findings += _oversized(made, options.max_shard_bytes)
         stated = component.total_parameters if options.rank is None else None
         counts.append(sum(tensor.parameters for tensor in queue) if stated is None else stated)
     pipelines = (known.pipeline for component in components if (known := hints.get(component.folder)))
@@ -154,9 +151,8 @@ def plan_shards(
 def _cut(
     queue: Sequence[Tensor], options: Options, component: Component, hints: ModelHints | None
 ) -> tuple[list[Shard], list[Stage]]:
-    """Return the shards of a component with the sorted tensors `queue`, and what each rank of a pipeline loads."""
     if component.gguf:
-        return cut_model(component, queue, options), []
+        return _shards_of(cut_model(component, queue, options), component, FORMATS["gguf"]), []
     is_whole = component.is_whole or options.is_single_file
     limit_bytes = sum(tensor.bytes for tensor in queue) if is_whole else options.max_shard_bytes
     known = {saved.name: saved.block for saved in hints.saved if saved.block} if hints else {}
@@ -172,8 +168,45 @@ def _cut(
     is_cut = options.ranks and options.rank is None
     parts_of = order.cut_ranks(queue, hints) if is_cut else [[queue]]
     groups = [group for parts in parts_of for part in parts for group in cut(part, limit_bytes, units)]
-    shards = shards_of(groups, component, FORMATS["safetensors"])
+    shards = _shards_of(groups, component, FORMATS["safetensors"])
     return shards, [*order.stages_of(parts_of, shards, queue, hints, known)] if is_cut and hints else []
+
+
+def _shards_of(groups: Sequence[Iterable[Tensor]], component: Component, written: FileFormat) -> list[Shard]:
+    """Return a named shard for each of `groups`, with its tensors in the order of the file."""
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        suffix = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+        tensors = tuple(written.order(group))
+        shards.append(Shard(written.name(component, suffix), tensors, sum(tensor.bytes for tensor in tensors)))
+    return shards
+
+
+def _oversized(shards: Iterable[Shard], max_shard_bytes: int) -> Iterable[Finding]:
+    """Yield a warning for each of `shards` that is larger than the limit, because a tensor is."""
+    for shard in (shard for shard in shards if shard.bytes > max_shard_bytes):
+        names, size = [tensor.name for tensor in shard.tensors], format_bytes(shard.bytes)
+        who, only = f"The tensor {names[0]} ({size}) is", "this tensor"
+        if len(names) > 1:
+            who = f"The tensors {name_some(names, 1)} ({size}), one piece of memory in transformers, are"
+            only = "these tensors"
+        message = f"{who} larger than your limit ({format_bytes(max_shard_bytes)}), so {shard.file} holds only {only}."
+        hint = f"A tensor is never cut. To keep all files within the limit, choose one above {size}."
+        yield Finding("warning", "oversized-tensor", message, hint)
+
+
+def gathered(plan: Plan) -> tuple[Finding, ...]:
+    """Return the findings of a plan for a person: one for all tensors that are larger than the limit."""
+    several = [finding for finding in plan.findings if finding.code == "oversized-tensor"]
+    if len(several) < 2:
+        return plan.findings
+    limit = plan.options.max_shard_bytes
+    largest = max(shard.bytes for shard in plan.shards)
+    message = f"{len(several):,} tensors are larger than your limit ({format_bytes(limit)}), so each gets its own "
+    message += f"file. The largest has {format_bytes(largest)}."
+    hint = f"A tensor is never cut. For no file above the limit, choose more than {format_bytes(largest)}."
+    others = tuple(finding for finding in plan.findings if finding.code != "oversized-tensor")
+    return (Finding("warning", "oversized-tensor", message, hint), *others)
 
 
 def counted(plan: Plan, records: Mapping[str, ShardRecord]) -> Plan:

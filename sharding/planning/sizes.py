@@ -52,8 +52,6 @@ def stop_for(stops: Sequence[SizeStop], size: str) -> int:
 def usual_size(total_bytes: int, largest_bytes: int = 0) -> str:
     """Return the size for a model of `total_bytes` if nobody has chosen one. It cuts small models too.
 
-    It is not below `largest_bytes`, the size of the largest tensor.
-
     >>> usual_size(14_500_000_000), usual_size(64_800_000), usual_size(240_000)
     ('200MB', '10MB', '50kB')
     >>> usual_size(14_500_000_000, 262_144_000), usual_size(10_000_000, 9_900_000)
@@ -95,8 +93,6 @@ def _nice(total_bytes: int, largest_bytes: int = 0) -> list[str]:
 
 def colab_size(total_bytes: int, largest_bytes: int = 0) -> str:
     """Return the largest size that leaves room for the model in the memory of free Colab, "" if there is none.
-
-    It is not below `largest_bytes`, the size of the largest tensor.
 
     >>> colab_size(11_000_000_000), colab_size(14_500_000_000)
     ('1GB', '')

@@ -222,7 +222,6 @@ def tiles(rows: int, row_bytes: int, transposed: bool = False) -> Iterator[tuple
 
 
 def _loaded(recipe: Recipe, dtype: str, inputs: Feed, kept: Kept) -> Any:
-    """Return all numbers of `recipe` in memory, as float32."""
     source, item = made_by(recipe, inputs, kept), BY_NAME[dtype].bits // 8
     array = np.empty(recipe.size_bytes // item, np.float32)
     at_once = BATCH_BYTES // 8

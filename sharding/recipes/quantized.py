@@ -216,7 +216,6 @@ class _Factors:
         step(to, found, out=to)
 
     def _numbers(self, matrix: int, first: int, last: int, left: int, right: int) -> Any:
-        """Return rows and columns of the grid of a matrix."""
         codes = self._grid.codes
         if self._grid.turned:
             return self._turned(matrix)[first:last, left:right]

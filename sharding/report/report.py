@@ -220,7 +220,6 @@ class Problem:
 JobEvent = (
     PlanMade | Progress | ShardFinished | Verification | Probed | ComparisonSummary | Published | Report | Problem
 )
-"""What `parse_event` returns."""
 
 _NAMES: dict[type, str] = {
     PlanMade: "planned",

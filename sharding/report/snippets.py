@@ -140,10 +140,8 @@ model = load_checkpoint_and_dispatch(model, folder, device_map="auto")
 
 
 def gguf_snippets(report: Report, place: str) -> Mapping[str, str]:
-    """Return the commands that load the GGUF models at `place`, by the name of the tool. Empty for other formats.
-
-    ollama pulls a model from a repo if it is one file, and reads no revision.
-    """
+    """Return the commands that load the GGUF models at `place`, by tool; none for other formats. ollama pulls a model
+    from a repo only if it is one file, and reads no revision."""
     if report.source.library != "llama.cpp":
         return {}
     is_folder = place.startswith((".", "/", "~"))

@@ -254,7 +254,9 @@ class FolderDestination(FolderSink, Destination):
     def _refuse_names(self, ours: Sequence[str], beside: Sequence[str]) -> None:
         refuse_clashes(ours, beside)
         for path in (*ours, *beside):
-            self._inside(path)
+            if not leads_inside(self._folder, path):
+                hint = "Rename the file in the source, or remove the link that its path follows in the destination."
+                raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
         folders = {"", *map(folder_of, ours)}
         inside = {folder + path.name for folder in folders for path in (self._folder / folder).glob("*")}
         known = {REPORT_NAME, *self._earlier}
@@ -306,12 +308,6 @@ class FolderDestination(FolderSink, Destination):
     def _place(self, file: str) -> Path:
         part = part_path(self._folder, file)
         return part if part.exists() else self._folder / file
-
-    def _inside(self, path: str) -> Path:
-        if not leads_inside(self._folder, path):
-            hint = "Rename the file in the source, or remove the link that its path follows in the destination."
-            raise DestinationError(f"The file name {path!r} leads out of the folder.", hint)
-        return self._folder / path
 
     def _parts(self) -> list[Path]:
         """Return the files to remove at the end. Records are last: they outlive the shards they describe."""

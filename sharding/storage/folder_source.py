@@ -42,8 +42,7 @@ _ANNEX = (".git", "annex", "objects")
 
 _REPO = re.compile(r"(?:models|datasets|spaces)--.+")
 _SHARED_BLOB = re.compile(r"(?P<start>[0-9a-f]{2})/(?P=start)[0-9a-f]{62}")
-"""How the Hub's cache names the folder of a repo, and a file that it shares between repos (huggingface_hub 2.4,
-`repo_folder_name` and `utils/_shared_blobs.py`)."""
+"""The Hub's cache: a repo's folder, a file that repos share (huggingface_hub 2.4, `utils/_shared_blobs.py`)."""
 
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK

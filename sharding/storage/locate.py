@@ -141,10 +141,7 @@ def _folder_at(text: str) -> Path:
 
 
 def trained(sources: Mapping[Role, Source], folder: str) -> Inputs:
-    """Return the inputs with `folder` of the model as its top, and with the files that the base has beside weights.
-
-    What lies in `BESIDE_RUN` is at the top too.
-    """
+    """Return the inputs with `folder` and `BESIDE_RUN` of the model as top, and what the base has beside weights."""
     source, base = sources["model"], sources.get("base")
     files: dict[str, FileEntry] = {}
     links = [link.removeprefix(folder) for link in source.links_out]

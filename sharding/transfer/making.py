@@ -22,8 +22,7 @@ from sharding.transfer.lanes import Lanes
 from sharding.transfer.pages import Pages
 
 BATCHES_AHEAD = 2
-"""Batches of a shard that are fetched early, so that the network does not wait for the hashes. This number and
-`THREADS` limit the memory of a job."""
+"""Batches of a shard to fetch early, so that the network does not wait for hashes. `THREADS` shards have as many."""
 
 FETCHED_BYTES = 48 << 20
 """Most bytes that all shards of a job have fetched and not yet written. Each shard may have one batch more."""
@@ -145,7 +144,6 @@ class Making:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _fetched(self, shard: Shard) -> Iterator[memoryview]:
-        """Yield the bytes that the recipes of a shard read, in the order of use."""
         extents = (extent for tensor in shard.tensors if tensor.bytes for extent in tensor.recipe.reads())
         # Batches are larger by as much as a shard takes more bytes than it makes.
         narrowing = 1 + sum(extra_bytes(tensor.recipe) for tensor in shard.tensors) // max(1, shard.bytes)

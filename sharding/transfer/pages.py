@@ -15,8 +15,7 @@ from sharding.core.recipe import Kept as KeptInputs
 from sharding.recipes.stored import made_by
 
 PAGE_BYTES = 256 << 10
-"""Bytes that are read at once from the scales of quantized weights. The scales of a file usually lie together, so one
-request fetches many. A request for each would double the requests of a job."""
+"""Bytes to read at once of the scales of quantized weights, which lie together. A request for each would take long."""
 
 PAGES_BYTES = 16 * PAGE_BYTES
 """Bytes of those scales that stay in memory. Scales are about a four-thousandth of the file."""

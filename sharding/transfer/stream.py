@@ -26,9 +26,8 @@ from sharding.transfer.noting_source import NotingSource
 class Prepared:
     """What a job transfers: the tensors of `plan`, made of `sources`.
 
-    The last four fields are for the classic engine, which first runs a process that makes these bytes. `is_stated`
-    says whether everything that it read from a Hub was compared with a hash. The next two are what it cost. `original`
-    is what it loaded, None if the headers of that cannot be read.
+    The last four fields are of the process that the classic engine runs first: whether all that it read from a Hub was
+    compared with a hash, what it cost, and what it loaded, None if the headers of that cannot be read.
     """
 
     sources: tuple[Source, ...]

@@ -84,7 +84,6 @@ def _side_by_side(
 
 
 def _incomparable(first: Tensor, second: Tensor) -> str:
-    """Return why two tensors have no numbers to compare, "" if they have."""
     if first.shape != second.shape:
         return f"{list(first.shape)} in the first and {list(second.shape)} in the second"
     unknown = {

@@ -97,7 +97,6 @@ def reading_back(
 
 
 def _placed(plan: Plan) -> list[Tensor]:
-    """Return the tensors of the result, at their places in its files."""
     return [tensor for shard in plan.shards for tensor in places_of(plan, shard)]
 
 

@@ -126,7 +126,6 @@ class Proof:
     def __init__(
         self, origin: Inputs, checkpoint: Content, sources: Iterable[Source], originals: Sequence[FileEntry]
     ) -> None:
-        """Take the `sources` that are read, which may record that, and the `originals` to put together again."""
         self._origin, self._noted = origin, [source for source in sources if isinstance(source, NotingSource)]
         stated = [{file.path: file for file in source.files if _is_stated(file)} for source in origin.sources]
         files = [file for file in checkpoint.read_files if self._noted and file.path in stated[file.source]]

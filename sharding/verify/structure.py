@@ -54,9 +54,8 @@ class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
     `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
-    `in_same_files` of its `tensors` are in files with equal hashes.
-    `bytes` are those of both. `unread` are weight files of the copy that are not compared. `claims` is never a proof.
-    `advice` says why the copy does not load where the original does.
+    `in_same_files` of its `tensors` are in files with equal hashes. `bytes` are those of both. `unread` are weights
+    of the copy that are not compared. `claims` is never a proof. `advice` says why only the original loads.
     """
 
     verdict: Verdict
@@ -182,7 +181,6 @@ def contrasts_of(draft: Draft, copy: Mapping[str, Tensor]) -> list[Contrast]:
 
 
 def _by_place(tensors: Iterable[Tensor], common: Mapping[str, Tensor]) -> dict[Extent, str]:
-    """Return the names of the tensors that are also in `common`, by the place of their bytes."""
     return {
         tensor.recipe.place: tensor.name
         for tensor in tensors

@@ -143,7 +143,6 @@ class Side(Proof):
     """One of two checkpoints to compare. Its tensors are read, and checked against the hashes that a Hub states."""
 
     def __init__(self, origin: Inputs, checkpoint: Content, plan: Plan | None = None) -> None:
-        """Take `checkpoint` of `origin`. With a `plan`, its tensors are made as the plan says."""
         self._checkpoint, source = checkpoint, origin.sources[0]
         self._tensors = sorted(plan.tensors, key=first_read) if plan else list(checkpoint.tensors)
         self._originals = stated_files(source.files, checkpoint) if plan is None else []

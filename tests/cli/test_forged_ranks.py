@@ -213,7 +213,7 @@ def test_of_files_that_are_missing_only_the_first_are_named(tmp_path: Path) -> N
             made.append(pair)
             yield pair
 
-    with patch("sharding.checkpoint.readers.rank_safetensors.product", pairs):
+    with patch("sharding.checkpoint.readers.dcp.product", pairs):
         result = invoke("inspect", tmp_path)
     assert result.exit_code == 0, result.output
     first = [f"shard-00001-model-{number:05d}-of-99999.safetensors" for number in (1, 2, 3)]

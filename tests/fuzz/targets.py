@@ -11,7 +11,7 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from sharding.checkpoint.read import read_checkpoint
-from sharding.checkpoint.readers.rank_safetensors import saved_boxes
+from sharding.checkpoint.readers.dcp import saved_boxes
 from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.limits import MAX_DIMENSIONS

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from sharding.core.options import SINGLE_FILE, Options
 from sharding.core.text import parse_bytes
-from sharding.planning.plan import plan_shards
-from sharding.planning.shards import gathered
+from sharding.planning.plan import gathered, plan_shards
 from sharding.planning.sizes import colab_size, size_stops, usual_size
 from tests.planning.tensors import tensor
 

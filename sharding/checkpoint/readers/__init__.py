@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection, Sequence
 
 from sharding.checkpoint.foreign import refuse_megatron
-from sharding.checkpoint.readers.dcp import read_dcp
+from sharding.checkpoint.readers.dcp import read_dcp, read_rank_safetensors, refuse_several
 from sharding.checkpoint.readers.rank_files import RANK_NAME, by_rank, read_rank_files
-from sharding.checkpoint.readers.rank_safetensors import read_rank_safetensors, refuse_several
 from sharding.checkpoint.readers.reader import Reader
 from sharding.checkpoint.readers.safetensors import read_safetensors
 from sharding.checkpoint.readers.torch_bin import read_torch_bin
@@ -46,8 +45,7 @@ def is_of_run(name: str) -> bool:
 def trained_folder(paths: Collection[str]) -> str | None:
     """Return the folder ("" or ending in "/") with the weights that the ranks of a training run saved.
 
-    Returns None if `paths` are those of an ordinary repo. Also None if there are several such folders, and none is the
-    top or has accelerate's name, or several have.
+    None stands for an ordinary repo, or several folders unless one alone is the top or has accelerate's name.
 
     >>> trained_folder(["optimizer_0/.metadata", "pytorch_model_fsdp_0/.metadata", "scheduler.bin"])
     'pytorch_model_fsdp_0/'

@@ -74,7 +74,6 @@ def read_rank_files(found: Found) -> Weights:
 
 
 def _of_one_save(found: Found) -> list[FileEntry]:
-    """Return the files of all ranks. Raises SourceError if one is missing."""
     saves: dict[str, list[FileEntry]] = {}
     for file in found.files:
         saves.setdefault(by_rank(file.path)[0], []).append(file)
@@ -121,7 +120,6 @@ class _Alone(InertMachine):
 
 
 def _read_rank(found: Found, ranks: int, rank: int, file: FileEntry) -> tuple[dict[str, _Held], list[str]]:
-    """Return what the file of one rank holds, by name, and the names of its other entries. Raises SourceError."""
     try:
         value, locate = open_zip(Archive(found.source, file), _Alone)
         tensors, others = parse_rank(value, rank, ranks)

@@ -39,7 +39,6 @@ class Session(asyncio.Queue[EventMessage]):
     """The messages for one session of Gradio. `bytes` is their size, `since` the time when one was last fetched."""
 
     def __init__(self, sessions: "Sessions", name: str) -> None:
-        """Begin the session with this `name` of `sessions`."""
         super().__init__()
         self.bytes, self.listeners, self._sizes = 0, 0, deque[int]()
         self._sessions, self._name = sessions, name

@@ -45,7 +45,6 @@ class Preview(BaseHTTPMiddleware):
     """Writes previews into the page. They say only what the link says, so they reveal no private repo."""
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
-        """Preview the page that `app` serves."""
         super().__init__(app)
         self._site = site
 
@@ -141,7 +140,6 @@ class Pictures:
     for what nobody can see without a login, and 503 while the Hub fails or too many wait."""
 
     def __init__(self, app: ASGIApp, judge: Judge, clock: Callable[[], float] = time.monotonic) -> None:
-        """Pass other requests on to `app`. `clock` returns seconds."""
         self._app, self._judge, self._clock = app, judge, clock
         self._questions = Questions()
         self._seen: dict[str, _Drawn] = {}

@@ -38,9 +38,8 @@ Kinds = Mapping[Kind, Tensor]  # The tensors of an adapter for one module, by wh
 
 def names_asked(checkpoint: Content) -> Content | None:
     """Return the model of which a merge needs the names in memory, or None. Raises SourceError if it is no LoRA."""
-    if checkpoint.of("adapter") is None:
+    if (adapter := checkpoint.of("adapter")) is None:
         return None
-    adapter = merging.adapter_of(checkpoint)
     parse_config(parsed_json(adapter.configs[""]))
     names = merging.ModuleNames(tensor.name for tensor in checkpoint.tensors)
     parts = parts_of([tensor.name for tensor in adapter.tensors])
@@ -57,8 +56,7 @@ def merged(draft: Draft, known: Mapping[str, str]) -> Draft:
     Each tensor keeps its dtype. The adapter's numbers count as float32, as PEFT loads them. `known` are the stored
     names of names in memory, if both differ by more than a prefix.
 
-    Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore. The
-    result would then not be the model that was trained.
+    Raises SourceError if the adapter is no LoRA, was made for another base, or has weights that PEFT would ignore.
     """
     _refuse_base(draft)
     with Patterns(ADAPTER_NAME) as patterns:
@@ -89,14 +87,13 @@ def _refuse_base(draft: Draft) -> None:
 
 def _origin(checkpoint: Content) -> str:
     """Return which repo the base was quantized from, as far as the adapter, the base's card and its name tell."""
-    base, named = checkpoint.source.repo_id, named_base(parsed_json(merging.adapter_of(checkpoint).configs[""]))
+    base, named = checkpoint.source.repo_id, named_base(parsed_json(checkpoint.the("adapter").configs[""]))
     told = (name for name in (named, checkpoint.named_base) if name != base and not _OF_QUANTIZED.search(name))
     origin = next(filter(None, told), _OF_QUANTIZED.sub("", base))
     return f", {origin}" if "/" in origin and origin != base else ". Its card may name it"
 
 
 def _add_updates(work: Merging) -> None:
-    """Add the updates to their weights. Raises SourceError if one does not fit, or if PEFT would ignore it."""
     modules: dict[str, dict[Kind, Tensor]] = {}
     for part in work.parts:
         if part.kind not in ("whole", "ignored", "tokens"):

@@ -10,11 +10,10 @@ from sharding.core.dtypes import CASTABLE
 from sharding.core.errors import SourceError
 from sharding.core.limits import MAX_UPDATE_BYTES
 from sharding.core.recipe import Recipe
-from sharding.core.text import as_object, format_bytes, parsed_json
-from sharding.core.values import Content, Finding, Tensor
+from sharding.core.text import as_object, format_bytes, objects_in, parsed_json
+from sharding.core.values import Finding, Tensor
 from sharding.formats.peft_config import ADAPTER_NAME, named_base, parse_config
 from sharding.formats.peft_keys import parts_of
-from sharding.formats.quantization import levels
 from sharding.model_class.class_table import EMBEDDINGS, HEADS, known_class, tied_names, ties
 from sharding.planning.draft import Draft
 from sharding.recipes.cast import Cast
@@ -94,13 +93,6 @@ SAVE_AGAIN = "Save the adapter again, or download it again."
 WITH_PEFT = "Merge it with PEFT and check the result."
 
 
-def adapter_of(checkpoint: Content) -> Content:
-    """Return the content of the adapter, which there must be."""
-    adapter = checkpoint.of("adapter")
-    assert adapter is not None
-    return adapter
-
-
 class Merging:
     """What is known while an adapter is merged into a model. The steps of a merge change `tensors` and `settings`.
 
@@ -114,9 +106,8 @@ class Merging:
     """
 
     def __init__(self, draft: Draft, known: Mapping[str, str], patterns: Patterns) -> None:
-        """Start with `draft`. `known` are stored names of names in memory. Raises SourceError if it has no LoRA."""
         checkpoint = draft.content
-        adapter = self.adapter = adapter_of(checkpoint)
+        adapter = self.adapter = checkpoint.the("adapter")
         self.draft, self.checkpoint, self.known = draft, checkpoint, known
         self.model = as_object(parsed_json(draft.configs[""]))
         self.type = str(self.model.get("model_type"))
@@ -129,7 +120,7 @@ class Merging:
         for key, pattern in self.config.patterns:
             patterns.check(key, pattern)
         self.match = patterns.match
-        self.types = {str(level.get("model_type")) for level in levels(self.model)}
+        self.types = {str(level.get("model_type")) for level in objects_in(self.model)}
         is_tied = ties(self.model)
         unties = is_tied is True and checkpoint.head_is_copy is False
         self.settings: dict[str, Any] = {"tie_word_embeddings": False} if unties else {}

@@ -66,8 +66,7 @@ def _refuse_odd(config: LoraConfig, lora: Sequence[Tensor]) -> None:
 def as_adapter(draft: Draft) -> Draft:
     """Return `draft` with the run's own LoRA alone, as PEFT saves it."""
     content = draft.content
-    adapter = content.of("adapter")
-    assert adapter is not None, "with_alpha has looked for it"
+    adapter = content.the("adapter")
     document = as_object(parsed_json(adapter.configs[""]))
     if document.get("bias", "none") != "none":
         message = "The run has trained biases of its base too, and they are not among the weights of its LoRA."

@@ -119,7 +119,6 @@ def _refuse_missing(work: Merging, replaced: Container[str]) -> None:
 
 
 def _in_place_of(work: Merging, old: Tensor, new: Tensor) -> Tensor:
-    """Return `new` as the tensor `old`, in its dtype. Raises SourceError unless their shapes fit."""
     if old.shape != new.shape:
         is_of_words = EMBEDDINGS.search(old.name) or HEADS.search(old.name)
         if not is_of_words or old.shape[1:] != new.shape[1:] or not new.shape[0]:

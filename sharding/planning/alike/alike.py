@@ -28,28 +28,22 @@ _OF_MTP = re.compile(r"nextn|mtp")
 
 def found_in(draft: Draft, known: Mapping[str, str] | None = None) -> Comparison:
     """Return the checkpoint of `draft` beside its original. Raises SourceError if their weights cannot be compared."""
-    original = _original(draft)
+    original = draft.content.the("like")
     refuse_unusable(draft, original)
     return compared(draft.content, draft.tensors, draft.configs.get("", ""), original, known or {})
 
 
 def names_asked(draft: Draft, found: Comparison) -> Content | None:
     """Return the original, if its names in memory may tell more than prefixes do; else None."""
-    original = _original(draft)
+    original = draft.content.the("like")
     config = original.configs.get("", "")
     asks = (found.parts or found.holes) and found.match.extra and config
     return replace(original, configs={"": without_quantization(config)}) if asks else None
 
 
-def _original(draft: Draft) -> Content:
-    original = draft.content.of("like")
-    assert original is not None
-    return original
-
-
 def alike(draft: Draft, found: Comparison) -> Draft:
     """Return `draft` with the names, shapes and parts of its original, and its own numbers. Raises SourceError."""
-    content, original = draft.content, _original(draft)
+    content, original = draft.content, draft.content.the("like")
     if error := next(unlike(found, content, original), None):
         raise error
     if not draft.options.keep_extra:

@@ -252,7 +252,6 @@ def _lacking(
 
 
 def _modules(name: str) -> list[str]:
-    """Return the modules around a weight, the outermost first."""
     steps = name.split(".")
     return [".".join(steps[:count]) for count in range(1, len(steps))]
 

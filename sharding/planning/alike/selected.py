@@ -126,7 +126,6 @@ def _at_the_top(config: Mapping[str, Any]) -> dict[str, Any]:
 def _text_config(
     config: Mapping[str, Any], outer: Mapping[str, Any], text: Mapping[str, Any], cls: str, kind: Any
 ) -> dict[str, Any]:
-    """Return the config.json of a text model alone, from those of the whole model and of its text model."""
     document = {"architectures": [cls], **text, "model_type": kind}
     for key in ("dtype", "torch_dtype", "transformers_version"):
         if key in config and key not in text:
@@ -192,8 +191,7 @@ def _separate(of: str, inside: Mapping[str, Unit], *, short: bool) -> list[Tenso
 
 
 def _filled(draft: Draft) -> Draft:
-    other = draft.content.of("fill")
-    assert other is not None, "--fill needs --from"
+    other = draft.content.the("fill")
     here, names = {tensor.name for tensor in draft.tensors}, [tensor.name for tensor in other.tensors]
     wanted = {name for one in globs(draft.options.fill) for name in names if fnmatchcase(name, one)} - here
     new = [tensor for tensor in other.tensors if tensor.name in wanted]
@@ -229,7 +227,6 @@ def globs(text: str) -> list[str]:
 
 
 def _matching(flag: str, patterns: str, names: Sequence[str]) -> set[str]:
-    """Return those of `names` that one of the `patterns` matches. Raises UsageError if one of these matches none."""
     found = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in globs(patterns)}
     if absent := next((pattern for pattern, matches in found.items() if not matches), None):
         raise _nothing(flag, absent, names)

@@ -47,8 +47,8 @@ def unlike(found: Comparison, content: Content, original: Content) -> Iterator[S
     mine, theirs, match = content.source.words, original.source.words, found.match
     other_model = "Name the model that it was trained from."
     if found.is_other_model:
-        message = f"{mine} and {theirs} are different models: {len(match.of):,} of {count(len(found.units), 'weight')} "
-        yield SourceError(f"{message}fit by name and shape.", other_model)
+        message = f"These are different models: {len(match.of):,} of {count(len(found.units), 'weight')} of {mine} fit "
+        yield SourceError(f"{message}{theirs} by name and shape.", other_model)
     layers = [layers_of(config) for config in (found.config, found.form)]
     if None not in layers and layers[0] != layers[1]:
         message = f"num_hidden_layers is {layers[0]} in {mine}, and {layers[1]} in {theirs}."
@@ -66,7 +66,7 @@ def unlike(found: Comparison, content: Content, original: Content) -> Iterator[S
         yield SourceError(f"{here} is {shapes}, and no rule explains that.{more}", other_model)
     if found.holes:
         holes = [found.theirs[name].tensors[0].name for name in found.holes]
-        message = f"{mine} lacks {count(len(holes), 'weight')} of a part that it has: {name_some(holes)}."
+        message = f"A part of {mine} lacks {count(len(holes), 'weight')}: {name_some(holes)}."
         hint = "It looks like a half-saved training. Save it again. "
         yield SourceError(message, f"{hint}Or add what is missing by hand, with --fill and --from.", Remedy("by_hand"))
 
@@ -75,7 +75,7 @@ def refuse_loss(found: Comparison, theirs: str) -> None:
     """Raise SourceError if a module that stays would lose its bias."""
     stays = {name.removesuffix(".weight") for name in found.match.of.values()}
     if lost := [name for name in found.extra if name.endswith(".bias") and name.removesuffix(".bias") in stays]:
-        message = f"{theirs} does not have {count(len(lost), 'bias', 'biases')} of these weights: {name_some(lost)}."
+        message = f"There is no place in {theirs} for {count(len(lost), 'bias', 'biases')}: {name_some(lost)}."
         raise SourceError(message, "To keep what the original does not have, add --keep-extra.", Remedy("by_hand"))
 
 

@@ -44,7 +44,6 @@ def _of_4_bits(weight: Weight) -> Tensor:
 
 
 def _state(weight: Weight) -> dict[str, Any]:
-    """Return what the state of a weight says. Raises SourceError if it does not say all that it must."""
     state: Any = parsed_json(weight.notes.get(_STATE, b"").decode(errors="replace"))
     try:
         shape = tuple(int(length) for length in state["shape"])

@@ -69,8 +69,7 @@ _FORMATS: dict[tuple[str, str, int], Format] = {
     ("mxfp4-pack-quantized", "float", 4): MXFP4,
     ("mxfp8-quantized", "float", 8): FP8,
 }
-"""The formats of compressed-tensors 0.20 that are read, by their name, type and bits. Each is what its compressor's
-`decompress` computes."""
+"""The formats of compressed-tensors 0.20 by name, type and bits, each as its compressor's `decompress` computes it."""
 _STRATEGIES = {"tensor": "one scale a tensor", "channel": "one scale a channel", "block": "one scale for each block"}
 
 
@@ -104,7 +103,6 @@ def compressed(quantization: Mapping[str, Any]) -> Scheme:
 
 
 def _block(weights: Mapping[str, Any], form: Format, name: str) -> tuple[Block, str]:
-    """Return the rows and columns that share a scale, and how that is called. Raises SourceError."""
     strategy, size = str(weights.get("strategy"))[:50], weights.get("group_size")
     if strategy in ("group", "tensor_group") and type(size) is int and 0 < size < 2**31:
         if form is not FP8 or name == "mxfp8-quantized":

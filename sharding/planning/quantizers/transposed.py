@@ -11,8 +11,7 @@ from sharding.recipes.laid import laid_of
 from sharding.recipes.quantized import Codes, Grid, Scaled
 
 TILE_BYTES = 28 << 20
-"""Bytes of words that are put in order at once. Two shards are in work, and have 59 MB of them. Most weights have
-fewer. Larger ones are read several times."""
+"""Bytes of words to put in order at once, in each of two shards. Weights of more words are read several times."""
 
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of the eight numbers of a word of AWQ (`AWQ_REVERSE_ORDER` of AutoAWQ 0.2.9)."""

@@ -50,9 +50,8 @@ XET_SETTINGS = {
     "client.ac_initial_upload_concurrency": XET_UPLOADS_AT_ONCE,
     "telemetry.enabled": False,
 }
-"""By default hf-xet 1.8 buffers gigabytes ahead, and a session that ends keeps the process waiting for a report to the
-store, for two seconds at most. Only its source names these settings (crate xet-runtime, `config/groups`), so a version
-that lacks one goes without it."""
+"""By default hf-xet 1.8 buffers gigabytes ahead, and ends up to two seconds later, after a report to the store. Only
+its source names these settings (crate xet-runtime, `config/groups`), so a version that lacks one goes without it."""
 
 
 class Hub:
@@ -61,7 +60,6 @@ class Hub:
     least_xet_bytes = XET_LEAST_BYTES  # Shorter ranges of files in the Xet store are read over HTTP.
 
     def __init__(self, endpoint: str, token: str | None) -> None:
-        """Keep the address and the token. The token goes only into request headers."""
         self.endpoint = endpoint.rstrip("/")
         self.is_signed_in = token is not None
         self._token: str | Literal[False] = token or False  # False: not even the login saved on this machine

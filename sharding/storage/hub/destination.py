@@ -174,7 +174,6 @@ class HubDestination(StoreSink, Destination):
         return (Finding("warning", "namespace", message, f"{listed} To write to a folder, name it ./{name}."),)
 
     def _refuse_public(self) -> None:
-        """Raise DestinationError if a commit now would be visible to more people than it may be."""
         repo_id = self.ref.repo_id
         self._is_public = not self._repo.is_private()
         if not self._is_public:
@@ -336,7 +335,6 @@ class HubDestination(StoreSink, Destination):
         self._staging.add(record)
 
     def _store(self, path: str, chunks: Iterable[bytes]) -> ShardRecord:
-        """Stream a file into the store, as a shard."""
         writer, count = self.open_shard(path), 0
         for chunk in chunks:
             writer.write(chunk)

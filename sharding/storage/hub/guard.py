@@ -55,7 +55,6 @@ class _Spent:
     began: float = field(default_factory=time.monotonic)
 
     def take(self, chunk: bytes) -> None:
-        """Count a piece of an answer. Raises OddAnswer beyond the limits, as `turn_page` does."""
         self.count += len(chunk)
         self.values += chunk.count(b",") + chunk.count(b"[") + chunk.count(b"{")
         if self.count > MAX_ANSWER_BYTES or self.values > MAX_ANSWER_VALUES:
@@ -218,8 +217,6 @@ def _is_here(host: str) -> bool:
 
 
 class _Body(httpx2.SyncByteStream):
-    """The body of an answer, as `limit` lets it pass."""
-
     def __init__(self, stream: Any, limit: Callable[[Iterable[bytes]], Iterator[bytes]]) -> None:
         self._stream = stream
         self._limit = limit

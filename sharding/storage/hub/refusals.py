@@ -165,7 +165,6 @@ def _asked_for(error: Any, repo_id: str) -> tuple[str, str]:
 
 
 def _lack(error: Any, repo_id: str, endpoint: str, family: type[ShardingError]) -> ShardingError:
-    """Return a `family` error about an endpoint that the Hub at `endpoint` does not have."""
     method, path = error.response.request.method, error.response.request.url.path
     if path == f"/api/models/{repo_id}" and "/" not in repo_id:
         return family(f"This Hub has no repo {repo_id!r}.", _OWNER_AND_NAME)
@@ -175,7 +174,6 @@ def _lack(error: Any, repo_id: str, endpoint: str, family: type[ShardingError]) 
 
 
 def _refusal(error: Any, repo_id: str, endpoint: str, family: type[ShardingError]) -> ShardingError:
-    """Return a `family` error about an answer of the Hub at `endpoint` that is no success."""
     answer, message = error.response, (error.server_message or "").strip()
     status, request = answer.status_code, answer.request
     problem, hint = _BY_STATUS.get(status, ("The Hub has an internal problem", "Start the same job again later."))

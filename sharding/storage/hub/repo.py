@@ -22,8 +22,7 @@ from sharding.storage.hub.answers import FLAG, SHA, OddAnswer, Sha, is_without, 
 from sharding.storage.hub.client import Hub
 
 COMMITTED_BYTES = 20_000_000
-"""Most bytes of side files in a commit itself, where they are in base64 and several times in memory. The tokenizers
-that repos keep in git are smaller. Beyond this limit the largest files go to the store."""
+"""Most bytes of side files in a commit, where they are in base64 and several times in memory. The rest is stored."""
 
 STAGING_BRANCH = "shard-my-repo-staging"
 OF_EVERY_NEW_REPO = {".gitattributes"}  # What the Hub itself puts into a new repo.

@@ -18,8 +18,7 @@ from sharding.storage.hub.repo import STAGING_BRANCH, Change, HubRepo, deleted, 
 from sharding.storage.records import Noted, line_of, parse_line, whole
 
 COMMIT_SECONDS = 60.0
-"""Shortest time between two commits that note finished shards on the staging branch. The first shard is noted at once,
-the others together. The Hub takes 128 commits an hour from one user, and you may have other work to push."""
+"""Shortest time between commits that note finished shards. The Hub takes 128 an hour from one user, for all work."""
 
 RECORDS = f"{RECORDS_FOLDER}/"
 """The folder on the staging branch for `job.json` (a `StagedJob`) and a `ShardRecord` of every finished shard."""

@@ -170,8 +170,6 @@ class LfsShardWriter(ShardWriter):
         self._ask(lambda: self._hub.send("POST", upload.href, _LFS, openly=True, json=done))
 
     def _put(self, url: str, start: int, size: int) -> str:
-        """Send a part of the file to an address that needs no login; return the name that the store gives it."""
-
         def pieces() -> Iterator[bytes]:
             self._part.seek(start)
             for at in range(0, size, _PIECE_BYTES):

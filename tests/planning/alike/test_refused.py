@@ -114,6 +114,7 @@ def test_what_does_not_fit_is_refused_by_name_before_anything_is_written(
     with pytest.raises(SourceError) as refusal:
         shard(mine, tmp_path / "out", like=original)
     assert re.search(named, f"{refusal.value.message} {refusal.value.hint}") and refusal.value.hint
+    assert not refusal.value.message.startswith("the folder")
     assert listing(tmp_path) == before
 
 
