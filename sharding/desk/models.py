@@ -39,16 +39,12 @@ CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 class Headers(Cache):
     """A cache of checkpoints. One that was read with a token is only for callers with the same token."""
 
-    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(CACHED_CHECKPOINTS, clock)
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(CACHED_CHECKPOINTS, time.monotonic)
         self._endpoint = endpoint
 
     def read(
-        self,
-        inputs: Mapping[Role, str],
-        options: Options,
-        token: str | None,
-        most_bytes: int = PAGE_WEIGHT_BYTES,
+        self, inputs: Mapping[Role, str], options: Options, token: str | None, most_bytes: int = PAGE_WEIGHT_BYTES
     ) -> Content:
         """Return the checkpoint in `inputs` as the owner of `token` may see it. Raises as `job.inspect`, and Later."""
         key = options.variant, options.format, *inputs.items(), fingerprint(token)
@@ -110,11 +106,7 @@ class Models:
             questions.close()
 
     def inspect(
-        self,
-        source: str,
-        options: Options | None = None,
-        token: str | None = None,
-        session: str | None = None,
+        self, source: str, options: Options | None = None, token: str | None = None, session: str | None = None
     ) -> Content:
         """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
         options = options or Options()
