@@ -151,10 +151,11 @@ class Results:
                 why_not = f"the {lost.called} was a folder on somebody's machine."
             else:
                 try:
-                    options = Options(variant=decided_by(report)[1].variant, **naming(read))
-                    original = inspect(report.source.place.text, options)
-                    if asked := names_asked(original):
-                        known = dict(self.models.names(asked, fingerprint(token) or "trust"))
+                    source, asked = decided_by(report)
+                    options = Options(variant=asked.variant, format=asked.format, **naming(read))
+                    original = inspect(source, options)
+                    if unnamed := names_asked(original):
+                        known = dict(self.models.names(unnamed, fingerprint(token) or "trust"))
                 except SourceError as error:
                     why_not = error.message
             held = pool.result(reading)

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from safetensors.numpy import load_file, save_file
 
+from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
@@ -21,6 +22,7 @@ from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, BOB, end, player, state
 from tests.folders import tensors
+from tests.ggufs import model
 from tests.hubs import download, propose, push, shard
 from tests.localhub.conftest import Server
 from tests.promises import promise
@@ -53,6 +55,15 @@ def test_a_check_reads_both_whole_and_what_it_found_of_this_commit_is_remembered
     desk.close()
     with Desk(settings) as later:
         assert [later.results.judge(place, ALICE)[1].level for place in (copy, commit)] == ["fits", "read-now"]
+
+
+def test_a_result_of_gguf_files_is_held_to_those_of_a_source_that_has_other_weights_too(
+    hub: Server, desk: Desk, tmp_path: Path, name: str
+) -> None:
+    both = model(write_checkpoint(tmp_path / "both", {"model.safetensors": random_tensors()}, False), "small-Q8_0")
+    source, options = push(hub, both, "alice/both"), Options("10kB", format="gguf")
+    list(job.shard(source, name, options, endpoint=hub.address, token=ALICE))
+    assert desk.results.judge(name, None)[1].level == "fits"
 
 
 def test_a_check_that_came_to_no_end_says_nothing_of_a_result(desk: Desk, stage: Stage, copy: str) -> None:
