@@ -29,8 +29,7 @@ def main() -> None:
         from sharding.core.limits import MAX_CALLS, MAX_SESSIONS_KEPT
         from sharding.page.build import build, theme
         from sharding.page.form import ASSETS
-        from sharding.page.serving.door import MALFORMED, close_side_doors
-        from sharding.page.serving.guard import guarded
+        from sharding.page.serving.guard import MALFORMED, close_side_doors, guarded
         from sharding.page.site import Site
 
         site = Site.from_environment()

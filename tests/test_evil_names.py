@@ -20,7 +20,7 @@ from sharding.core.origin import Place
 from sharding.core.protocols import Discarded
 from sharding.core.values import Component, Finding, Library, Stage, TiedTensor
 from sharding.core.verification import Difference, Evidence, Mismatch, Verification
-from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.desk.jobs import JobRecord, JobRequest, Told, status_of
 from sharding.drawing.certificate import Certificate, draw_badge
 from sharding.drawing.heat import draw_heat
 from sharding.drawing.map_svg import draw_plan
@@ -175,15 +175,14 @@ def panels_of(name: str) -> Iterable[str]:
     yield panels.findings_panel(source.findings)
     device = DeviceLoad("cuda:0", 40, 30, (name,), (name,))
     yield panels.devices_panel(DevicePlan(name, (name,), 3, (device,), {name: "cuda:0"}, name, name), "")
-    history = History()
-    history.say(name, 0)
     wrong = Mismatch(name, name)
-    history.verification = Verification(1, 1, 1.0, READ, (wrong,), differences=(Difference(name, note=name),))
+    proof = Verification(1, 1, 1.0, READ, (wrong,), differences=(Difference(name, note=name),))
+    told = Told(log=(name,), verification=proof)
     record = JobRecord("x", name, JobRequest(name, name, Options()), 1, 0.0, "failed")
     yield job_panels.jobs_panel([record])
-    yield panels.log_panel(status_of(record, history))
+    yield panels.log_panel(status_of(record, told))
     compared = replace(record, request=JobRequest("a/b", "c/d", kind="verify"), error=(name, name))
-    yield differences_panel(status_of(compared, history), [name], "http://hub", "http://page/")
+    yield differences_panel(status_of(compared, told), [name], "http://hub", "http://page/")
     for at in (trust, Trust("fits", (name,), made=report.plan.made)):
         for proof in ({}, {"mismatches": (wrong,)}, {"unreached": (name,), "unstated": True}):
             yield result_panel(proved(report, **proof), at, places)

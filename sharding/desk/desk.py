@@ -162,9 +162,8 @@ class Desk(AbstractContextManager["Desk"]):
         return self.submit(reading_both(self.models.compare(original, copy, variant, token)), who, token)
 
     def _submit_reading(self, request: JobRequest, who: Person, token: str) -> str:
-        options = request.options
-        original = self.models.inspect(request.source, options.variant, token, options.inputs, format=options.format)
-        copy = self.models.inspect(request.destination, "", token)
+        original = self.models.inspect(request.source, request.options, token)
+        copy = self.models.inspect(request.destination, token=token)
         if request.kind == "compare" and not (original.has_loadable_copy and copy.is_plain_model):
             hint = "It is a variant, or has the form of another library."
             raise Refused("transformers does not load the copy, so loading it cannot be measured here.", hint)
@@ -287,14 +286,13 @@ class Desk(AbstractContextManager["Desk"]):
         record = self._shelf.load(job_id) if destination_of(job_id) else None
         if record and record.state in ACTIVE:  # its end could not be recorded
             record = replace(record, state="interrupted", error=INTERRUPTED)
-        return status_of(record, self._shelf.history(record)) if record else None
+        return status_of(record, self._shelf.history(record).told) if record else None
 
     def _status(self, taken: ActiveJob) -> JobStatus:
         if taken.record.state != "queued":
-            return status_of(taken.record, taken.history)
+            return status_of(taken.record, taken.history.told)
         before = list(takewhile(lambda other: other is not taken, self._active()))
         factor, now = forecasts.correction(self._finished), self._clock()
-        left = [forecasts.seconds_left(other.record, other.history.progress, factor, now) for other in before]
-        return status_of(
-            taken.record, taken.history, len(before), forecasts.seconds_until_start(left, self._settings.jobs_at_once)
-        )
+        left = [forecasts.seconds_left(other.record, other.history.told.progress, factor, now) for other in before]
+        seconds = forecasts.seconds_until_start(left, self._settings.jobs_at_once)
+        return status_of(taken.record, taken.history.told, len(before), seconds)

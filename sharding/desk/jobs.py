@@ -2,12 +2,11 @@
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sharding.core.environment import desk_folder, hub_endpoint, jobs_at_once, max_job_bytes, space_owner
 from sharding.core.errors import Remedy
@@ -105,17 +104,15 @@ class JobRecord:
         return None if self.started is None or self.ended is None else self.ended - self.started
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatus(JobRecord):
-    """A snapshot of a job for its owner. `position` counts the jobs before it, running ones included. `written` and
-    `reread` are bytes by file. `times` says when a phase began first, or the job was "planned", "written", "verified",
-    "fetched", "compared" or "published"; "loading" and "loaded" are the first and last of `loads` (done, and all)."""
+@dataclass(frozen=True)
+class Told:
+    """What the events of a job have told so far. `written` and `reread` are bytes by file. `times` says when a phase
+    began first, or the job was "planned", "written", "verified", "fetched", "compared" or "published"; "loading" and
+    "loaded" are the first and last of `loads` (done, and all)."""
 
-    position: int = 0
-    seconds_until_start: float | None = None
     planned: PlanMade | None = None
     progress: Progress | None = None
-    shards: Sequence[ShardFinished] = ()
+    shards: tuple[ShardFinished, ...] = ()
     written: Mapping[str, int] = field(default_factory=dict)
     reread: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
@@ -125,6 +122,14 @@ class JobStatus(JobRecord):
     costs: ComparisonSummary | None = None
     report: Report | None = None
     published: Published | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus(Told, JobRecord):
+    """A snapshot of a job for its owner. `position` counts the jobs before it, running ones included."""
+
+    position: int = 0
+    seconds_until_start: float | None = None
 
 
 def newest_of(records: Iterable[JobRecord]) -> list[JobRecord]:
@@ -155,128 +160,114 @@ def destination_of(job_id: str) -> str | None:
 LOG_LINES = 500  # Most lines of a job's log. The oldest are dropped first.
 
 
+@dataclass(eq=False)
 class History:
-    """What the events of a job have reported so far. The attributes are those of `JobStatus`."""
+    """What the events of a job have reported so far: `told`, the `error` that it ended with, if any, and more."""
 
-    def __init__(self, events: Iterable[tuple[float, Json]] = ()) -> None:
-        """Start with `events`, each with the time at which it arrived, in seconds since 1970."""
-        self.planned: PlanMade | None = None
-        self.progress: Progress | None = None
-        self.shards: list[ShardFinished] = []
-        self.written: dict[str, int] = {}
-        self.reread: dict[str, int] = {}
-        self.times: dict[str, float] = {}
-        self._sizes: dict[str, int] = {}
-        self.verification: Verification | None = None
-        self.loads: tuple[int, int] | None = None
-        self.costs: ComparisonSummary | None = None
-        self.report: Report | None = None
-        self.published: Published | None = None
-        self.error: tuple[str, str] | None = None
-        self.remedy: Remedy | None = None
-        self.comparing_seconds = 0.0
-        self.log: tuple[str, ...] = ()
-        for seconds, event in events:
-            self.take(event, seconds)
+    told: Told = field(default_factory=Told)
+    error: tuple[str, str] | None = None
+    remedy: Remedy | None = None
+    comparing_seconds: float = 0.0
+    _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, event: Json, seconds: float) -> None:
-        """Add an event that arrived at the time `seconds`. Raises ValueError if it is not an event of a job."""
+        """Add an event that arrived at `seconds` since 1970. Raises ValueError if it is not an event of a job."""
         added = parse_event(event)
         if line := self._add(added):
             self.say(line, seconds)
-        self._time(added, seconds)
+        self._keep(times=self._times(added, seconds))
         if isinstance(added, Probed | ComparisonSummary):
-            self.comparing_seconds = seconds - self.times.get("verified", 0.0)
+            self.comparing_seconds = seconds - self.told.times.get("verified", 0.0)
 
     def say(self, line: str, seconds: float) -> None:
         """Add a line to the log."""
-        self.log = (*self.log, f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")[-LOG_LINES:]
+        self._keep(log=(*self.told.log, f"{datetime.fromtimestamp(seconds, UTC):%H:%M:%S} {line}")[-LOG_LINES:])
 
     def close(self, record: JobRecord) -> None:
         """Add to the log how the job ended, from its `record`, unless the job has logged it already."""
         lines = [record.error[0]] if record.error and record.error != self.error else []
         if record.state == "cancelled":
-            lines += ["Its unfinished files were deleted."] * bool(self.planned) + [record.remark] * bool(record.remark)
+            lines += ["Its unfinished files were deleted."] * bool(self.told.planned)
+            lines += [record.remark] * bool(record.remark)
         for line in lines:
             self.say(line, record.ended or record.created)
 
+    def _keep(self, **told: Any) -> None:
+        self.told = replace(self.told, **told)
+
     def _add(self, event: JobEvent) -> str:
         """Keep an event. Return its line for the log, or "" for none."""
+        told = self.told
         match event:
             case PlanMade():
-                self.planned = event
+                self._keep(planned=event)
                 self._sizes = {shard.file: shard.bytes for shard in event.plan.shards}
                 return f"Planned: {format_bytes(event.plan.total_bytes)} in {len(event.plan.shards)} shards."
             case Progress():
-                begins = self.progress is None or self.progress.phase != event.phase
-                self.progress = event
-                self._sum(event, begins)
+                begins = told.progress is None or told.progress.phase != event.phase
+                self._keep(progress=event, **self._sums(event, begins))
                 return f"{PHASES[event.phase].capitalize()}." if begins else ""
             case ShardFinished():
-                if len(self.shards) >= MAX_FILES:
+                if len(told.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
-                self.shards.append(event)
-                if event.file in self._sizes:
-                    self.written[event.file] = self._sizes[event.file]
+                whole = {event.file: self._sizes[event.file]} if event.file in self._sizes else {}
+                self._keep(shards=(*told.shards, event), written={**told.written, **whole})
                 how = "kept from an earlier run" if event.kept else "finished"
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
-                self.verification = event
                 kind = event.outcome.kind
-                if event.holds and kind != "stated":
-                    self.reread = dict(self._sizes)
-                is_kept_back = kind == "different" and self.planned  # a comparison has no plan
+                is_read = event.holds and kind != "stated"
+                self._keep(verification=event, reread=self._sizes if is_read else told.reread)
+                is_kept_back = kind == "different" and told.planned  # a comparison has no plan
                 return event.sentence + " The copy is not published." * bool(is_kept_back)
             case Probed():
-                self.loads = ((self.loads or (0, 0))[0] + 1, event.loads)
+                self._keep(loads=((told.loads or (0, 0))[0] + 1, event.loads))
                 name = "the original" if event.side == "original" else "the copy"
                 size = format_bytes(event.cost.peak_anon_bytes)
                 return f"Loaded {name}, {event.cost.outcome}: at most {size} of memory."
             case ComparisonSummary():
-                self.costs = event
+                self._keep(costs=event)
                 return f"Compared: {event.verdict.sentence}"
             case Published():
-                self.published = event
+                self._keep(published=event)
                 return f"Published: {event.place} {event.remark}".rstrip()
             case Report():
-                self.report = event
+                self._keep(report=event)
                 return f"Done. Copying and verifying took {duration(event.resources.seconds)}."
             case Problem():
                 self.error, self.remedy = (event.message, event.hint), event.remedy
                 return event.message
 
-    def _sum(self, event: Progress, begins: bool) -> None:
-        """Add the bytes of each file. Some events are missing after a restart of the desk, so sums can be too small."""
+    def _sums(self, event: Progress, begins: bool) -> dict[str, dict[str, int]]:
+        """Return the bytes of each file. Some events are missing after a restart of the desk, so sums can be small."""
         if event.phase not in ("transfer", "verify"):
-            return
+            return {}
+        name, sizes = "written" if event.phase == "transfer" else "reread", self._sizes
+        sums: dict[str, int] = {} if begins else dict(getattr(self.told, name))
         if begins and event.phase == "transfer":
-            self.written = {shard.file: self._sizes[shard.file] for shard in self.shards if shard.file in self._sizes}
-        elif begins:
-            self.reread = {}
-        sums = self.written if event.phase == "transfer" else self.reread
+            sums = {shard.file: sizes[shard.file] for shard in self.told.shards if shard.file in sizes}
         for file, size in event.files.items():
-            if file in self._sizes:
-                sums[file] = min(sums.get(file, 0) + size, self._sizes[file])
+            if file in sizes:
+                sums[file] = min(sums.get(file, 0) + size, sizes[file])
+        return {name: sums}
 
-    def _time(self, event: JobEvent, seconds: float) -> None:
+    def _times(self, event: JobEvent, seconds: float) -> dict[str, float]:
+        told, times = self.told, dict[str, float]()
         if isinstance(event, Probed):
-            self.times.setdefault("loading", seconds)
-            self.times["loaded"] = seconds
-        elif isinstance(event, Progress) and event.phase == "fetch" and event.bytes_done >= event.bytes_total:
-            self.times.setdefault("fetched", seconds)
+            return {"loading": seconds, **told.times, "loaded": seconds}
+        if isinstance(event, Progress) and event.phase == "fetch" and event.bytes_done >= event.bytes_total:
+            times["fetched"] = seconds
         elif name := event.phase if isinstance(event, Progress) else _NOTED.get(type(event)):
-            self.times.setdefault(name, seconds)
-        if isinstance(event, ShardFinished) and len(self.shards) >= event.shards:
-            self.times.setdefault("written", seconds)
+            times[name] = seconds
+        if isinstance(event, ShardFinished) and len(told.shards) >= event.shards:
+            times["written"] = seconds
+        return {**times, **told.times}
 
 
-def status_of(
-    record: JobRecord, history: History, position: int = 0, seconds_until_start: float | None = None
-) -> JobStatus:
+def status_of(record: JobRecord, told: Told, position: int = 0, seconds_until_start: float | None = None) -> JobStatus:
     """Return the status of a job that its owner sees."""
-    known = {one.name: copy(getattr(history, one.name)) for one in fields(JobStatus) if hasattr(history, one.name)}
-    known |= {one.name: getattr(record, one.name) for one in fields(record)}
-    return JobStatus(**known, position=position, seconds_until_start=seconds_until_start)
+    kept = {one.name: getattr(record, one.name) for one in fields(record)}
+    return JobStatus(**kept, **vars(told), position=position, seconds_until_start=seconds_until_start)
 
 
 _NOTED: dict[type[JobEvent], str] = {

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from sharding.core.environment import outlives_restart
 from sharding.core.errors import SourceError
 from sharding.core.made import Made, agreed, phrase
-from sharding.core.options import Options
+from sharding.core.options import Options, naming
 from sharding.core.origin import Place
 from sharding.core.text import unchecked_sentence, unread_sentence
 from sharding.core.threads import readers
@@ -151,9 +151,8 @@ class Results:
                 why_not = f"the {lost.called} was a folder on somebody's machine."
             else:
                 try:
-                    inputs = {place.role: place.text for place in read}
-                    variant = decided_by(report)[1].variant
-                    original = inspect(inputs.pop("model"), variant, inputs=inputs)
+                    options = Options(variant=decided_by(report)[1].variant, **naming(read))
+                    original = inspect(report.source.place.text, options)
                     if asked := names_asked(original):
                         known = dict(self.models.names(asked, fingerprint(token) or "trust"))
                 except SourceError as error:

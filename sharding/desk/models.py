@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from sharding import job
@@ -32,7 +32,6 @@ from sharding.verify.structure import Claims, Likeness, claims_of, compare_struc
 from sharding.verify.verify import stored_digests
 
 PAGE_WEIGHT_BYTES = 10_000_000  # Bytes of such weights that a page reads for anybody at once.
-Named = Mapping[Role, str] | None  # Inputs beside a source, by their roles.
 _TENSOR_BYTES = 500  # What a tensor takes in memory.
 CACHED_CHECKPOINTS = 64  # Most checkpoints in the memory of the page.
 
@@ -46,15 +45,13 @@ class Headers(Cache):
 
     def read(
         self,
-        source: str,
+        inputs: Mapping[Role, str],
+        options: Options,
         token: str | None,
-        variant: str = "",
-        beside: Named = None,
         most_bytes: int = PAGE_WEIGHT_BYTES,
-        format: Literal["gguf"] | None = None,
     ) -> Content:
-        """Return the checkpoint in `source` as the owner of `token` may see it. Raises as `job.inspect`, and Later."""
-        key = source, variant, format, *(beside or {}).items(), fingerprint(token)
+        """Return the checkpoint in `inputs` as the owner of `token` may see it. Raises as `job.inspect`, and Later."""
+        key = options.variant, options.format, *inputs.items(), fingerprint(token)
         if answer := answered(key):
             return answer.result()  # type: ignore[no-any-return]
         with self._lock:
@@ -66,9 +63,9 @@ class Headers(Cache):
         if entry:
             return result_of(key, entry.answer)  # type: ignore[no-any-return]
         try:
-            inputs = {"model": source, **(beside or {})}
-            read = partial(job.inspect_inputs, inputs, variant, limits.MAX_PAGE_TENSORS, most_bytes, format=format)
-            checkpoint = read(endpoint=self._endpoint, token=token)
+            read = partial(job.inspect_inputs, endpoint=self._endpoint, token=token)
+            most = limits.MAX_PAGE_TENSORS, most_bytes
+            checkpoint = read(inputs, options.variant, *most, format=options.format)
         except BaseException as error:
             with self._lock:
                 self._kept.pop(key, None)
@@ -115,21 +112,20 @@ class Models:
     def inspect(
         self,
         source: str,
-        variant: str = "",
+        options: Options | None = None,
         token: str | None = None,
-        inputs: Named = None,
         session: str | None = None,
-        format: Literal["gguf"] | None = None,
     ) -> Content:
         """Return the contents of a repo, as `job.inspect` does. Raises also Refused if too many wait for weights."""
-        beside = {role: self._link(text) for role, text in (inputs or {}).items()}
-        read = partial(self._headers.read, self._link(source), token, variant, beside, format=format)
+        options = options or Options()
+        inputs = {role: self._link(text) for role, text in {"model": source, **options.inputs}.items()}
+        read = partial(self._headers.read, inputs, options, token)
         try:
             return read()
         except WeightsNeeded:
-            origin = open_inputs({"model": self._link(source), **beside}, Hub(self._endpoint, token))
+            origin = open_inputs(inputs, Hub(self._endpoint, token))
             owner = "" if origin.is_private is False else fingerprint(token)
-            key = "weights", variant, origin.places, owner
+            key = "weights", options.variant, origin.places, owner
             ask = partial(read, most_bytes=limits.MAX_PAGE_WEIGHT_BYTES)
             return self._weights.ask(key, _caller(token, session), ask, weight=None)
 
@@ -139,7 +135,7 @@ class Models:
         """Return contents and plan, as `job.plan` does. `session` is a caller's without `token`. Raises Refused too."""
         Request(source, "", options).refuse_contradictions()
         this_machine()  # is measured while the headers are read
-        checkpoint = self.inspect(source, options.variant, token, options.inputs, session, options.format)
+        checkpoint = self.inspect(source, options, token, session)
         caller = _caller(token, session)
         is_large = bool(checkpoint.others) or checkpoint.input_tensors >= LARGE_PLAN_TENSORS
 
@@ -165,8 +161,8 @@ class Models:
 
     def _compared(self, original: str, copy: str, variant: str, token: str | None) -> Likeness:
         with readers(1) as pool:
-            beside = pool.submit(self.inspect, copy, "", token)
-            sides = self.inspect(original, variant, token), pool.result(beside)
+            beside = pool.submit(self.inspect, copy, token=token)
+            sides = self.inspect(original, Options(variant=variant), token), pool.result(beside)
         likeness = compare_structure(*sides)
         if likeness.verdict != "same-structure":
             return likeness
@@ -198,17 +194,15 @@ class Models:
         key = "names", checkpoint.configs.get("", ""), *_weights(checkpoint)
         return self._questions.ask(key, caller, ask, len(checkpoint.tensors))
 
-    def overview(
-        self, source: str, variant: str = "", token: str | None = None, base: str = "", session: str | None = None
-    ) -> Overview:
+    def overview(self, source: str, options: Options, token: str | None, session: str | None = None) -> Overview:
         """Return the counts of a checkpoint for which `inspect` raises TooManyTensors. Raises as `plan` does."""
-        link = self._link(source), variant, self._link(base) if base else ""
+        link = self._link(source), options.variant, self._link(options.base) if options.base else ""
         ask = partial(ask_overview, (*link, self._endpoint, token))
         return self._large.ask(("overview", *link, fingerprint(token)), _caller(token, session), ask)
 
     def devices(self, source: str, budget: str, token: str | None = None, session: str | None = None) -> DevicePlan:
         """Return which block of `source` goes on which device, as `job.devices` does. Raises as `plan` does."""
-        self.inspect(source, "", token)  # first, so that a model that cannot be read keeps nobody waiting
+        self.inspect(source, token=token)  # first, so that a model that cannot be read keeps nobody waiting
         place = partial(job.devices, endpoint=self._endpoint, token=token, limit_seconds=limits.QUESTION_SECONDS)
         link = self._link(source)
         key = "devices", link, budget, fingerprint(token)

@@ -80,6 +80,8 @@ class Kept:
     asked: float
     weight: int | None = 0
     answer: Future[Any] = field(default_factory=Future)
+    callers: set[str] = field(default_factory=set)
+    work: Callable[[], Any] | None = None
 
 
 class Cache:
@@ -101,18 +103,12 @@ class Cache:
                     del self._kept[key]
 
 
-@dataclass(slots=True)
-class _Question(Kept):
-    callers: set[str] = field(default_factory=set)
-    work: Callable[[], Any] | None = None
-
-
 class Questions(Cache):
     """Answers one question at a time. A few wait, one per caller. Answers are cached, errors too, but not Refused."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(CACHED_ANSWERS, clock)
-        self._open: SimpleQueue[_Question | None] = SimpleQueue()
+        self._open: SimpleQueue[Kept | None] = SimpleQueue()
         self._usual_seconds = QUESTION_SECONDS / 3
         Thread(target=self._answer, name="questions", daemon=True).start()
 
@@ -126,7 +122,7 @@ class Questions(Cache):
             question = self._kept.get(key)
             if question is None:
                 self._refuse_crowd(caller)
-                question = self._kept[key] = _Question(self._clock(), weight, callers={caller}, work=work)
+                question = self._kept[key] = Kept(self._clock(), weight, callers={caller}, work=work)
                 self._open.put(question)
             elif not question.answer.done() and caller not in question.callers:
                 self._refuse_crowd(caller)

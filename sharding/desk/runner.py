@@ -162,7 +162,7 @@ class Runner:
 
     def end(self, job: ActiveJob, state: State, error: tuple[str, str] | None = None, remark: str = "") -> None:
         """Record how `job` ended, and forget its token."""
-        told, proof, ended = job.history, job.history.verification, self.clock()
+        told, proof, ended = job.history.told, job.history.told.verification, self.clock()
         resumed = any(shard.kept for shard in told.shards)
         cost = told.report.resources if told.report and not resumed else None
         with self.lock:
@@ -173,10 +173,10 @@ class Runner:
                 ended=ended,
                 process=None,
                 error=error,
-                remedy=told.remedy if error and error == told.error else None,
+                remedy=job.history.remedy if error and error == job.history.error else None,
                 remark=remark,
                 result=_result(job) if state == "done" else _compared(job, equal=False) if state == "failed" else "",
-                seconds=ended - (job.record.started or ended) - told.comparing_seconds if cost else None,
+                seconds=ended - (job.record.started or ended) - job.history.comparing_seconds if cost else None,
                 peak_anon_bytes=cost.peak_anon_bytes if cost else None,
                 disk_bytes_written=cost.disk_bytes_written if cost else None,
                 outcome=proof.outcome if proof else None,
@@ -212,11 +212,11 @@ class Runner:
             job.problem = f"sent an invalid event ({error})"
             child.kill()
         status = child.wait()
-        if _result(job) or (job.record.request.kind == "compare" and job.history.costs):
-            return "done", None, job.history.published.remark if job.history.published else ""
+        if _result(job) or (job.record.request.kind == "compare" and job.history.told.costs):
+            return "done", None, job.history.told.published.remark if job.history.told.published else ""
         if job.record.state == "cancelling":
             # A job without a plan has staged nothing: staged files there belong to another job.
-            has_staged = job.record.request.kind == "shard" and job.history.planned
+            has_staged = job.record.request.kind == "shard" and job.history.told.planned
             return "cancelled", None, self._discard(job) if has_staged else ""
         if self.closing.is_set():
             return "interrupted", INTERRUPTED, ""
@@ -268,19 +268,19 @@ def command_of(request: JobRequest) -> list[str]:
 
 def _result(job: ActiveJob) -> str:
     """Return the commit that a job has published or found equal, or "" if there is none."""
-    published = job.history.published
+    published = job.history.told.published
     return published.ref.text if published else _compared(job, equal=True)
 
 
 def _compared(job: ActiveJob, equal: bool) -> str:
     """Return the commit that a job has compared and found `equal` or not, or "" if there is none."""
-    proof = job.history.verification
+    proof = job.history.told.verification
     is_it = job.record.request.kind == "verify" and proof and proof.holds == equal
     return job.record.request.destination if is_it else ""
 
 
 def _reason(job: ActiveJob, status: int, last_words: str) -> tuple[str, str]:
-    verification = job.history.verification
+    verification = job.history.told.verification
     if job.problem:
         return f"The job's process {job.problem}.", RESUME
     if job.history.error:

@@ -103,12 +103,10 @@ class Endpoints(Asked):
         """
         token, asked = self.site.token(request), Options(**chosen)
         try:
-            wanted = asked.variant or EVERY, token, asked.inputs
-            return inspection_json(self.desk.models.inspect(source, *wanted, format=asked.format))
+            every = replace(asked, variant=asked.variant or EVERY)
+            return inspection_json(self.desk.models.inspect(source, every, token))
         except TooManyTensors:
-            words = asked.variant, token, asked.base
-            overview = self.desk.models.overview(source, *words, _session(request))
-            return to_json(overview.source)
+            return to_json(self.desk.models.overview(source, asked, token, _session(request)).source)
 
     @_endpoint("plan")
     def plan(self, source: str, request: gr.Request, **chosen: Any) -> Json:

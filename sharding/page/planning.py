@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import gradio as gr
 
@@ -59,18 +59,18 @@ class Planning(Events):
             of_ranks = needs_base(checkpoint)
             values = {**values, form.goal: goal, form.inputs["base"]: base if of_ranks else ""}
             if of_ranks and base:
-                checkpoint = self.desk.models.inspect(source, taken, token, {"base": base})
+                checkpoint = self.desk.models.inspect(source, Options(variant=taken, base=base), token)
             if values[form.shown].choices == self._choices(values, checkpoint):
                 return {form.repo_message: remark}  # asked twice, for example by a click that also leaves the field
             card = self.desk.lookup.card(source, token)
         except ShardingError as error:
-            is_large = isinstance(error, TooManyTensors)
+            is_large, asked = isinstance(error, TooManyTensors), Options(variant=variant, base=base)
             return {
                 **self._hidden(values),
                 **swapped,
                 form.goals: goals_panel(goal, of_ranks or None, source=source),
                 form.repo_message: panels.problem(error),
-                form.facts: self._counted(source, variant, base, token, request) if is_large else "",
+                form.facts: self._counted(source, asked, token, request) if is_large else "",
                 form.query: query_of(Wish(source, sized=False)),
             }
         # The variant asked for is not set again: the visitor may have chosen another one in the meantime.
@@ -137,9 +137,9 @@ class Planning(Events):
                     return True, f"The result may be public, although the {role} is private or gated"
         return False, _NOT_PRIVATE
 
-    def _counted(self, source: str, variant: str, base: str, token: str | None, request: gr.Request) -> str:
+    def _counted(self, source: str, options: Options, token: str | None, request: gr.Request) -> str:
         try:
-            overview = self.desk.models.overview(source, variant, token, base, request.session_hash)
+            overview = self.desk.models.overview(source, options, token, request.session_hash)
             return panels.overview_panel(overview, self.desk.lookup.card(source, token))
         except ShardingError as error:
             return panels.problem(error)
@@ -257,13 +257,13 @@ class Planning(Events):
 
     def _read(self, source: str, variant: str, token: str | None, goal: str = "") -> tuple[Content, str, str]:
         """Return the checkpoint in `source`, the variant taken, and a remark if that is not the one asked for."""
-        format: Literal["gguf"] | None = "gguf" if goal == goals.OLLAMA else None
+        options = Options(variant=variant, format="gguf" if goal == goals.OLLAMA else None)
         try:
-            return self.desk.models.inspect(source, variant, token, format=format), variant, ""
+            return self.desk.models.inspect(source, options, token), variant, ""
         except VariantMissing as error:
             taken = error.there[0]  # the plain weights, if there are some
             remark = panels.message(error.message, f"You see {taken or 'the plain weights'} instead.", "warning")
-            return self.desk.models.inspect(source, taken, token, format=format), taken, remark
+            return self.desk.models.inspect(source, replace(options, variant=taken), token), taken, remark
 
 
 def _possible(it_is: bool) -> gr.Checkbox:

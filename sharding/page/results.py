@@ -136,10 +136,10 @@ class Showing(Events):
         if report.source.place.is_pinned:
             source, options = decided_by(report)
             with suppress(ShardingError):
-                original = self.desk.models.inspect(source, options.variant, token, format=options.format)
+                original = self.desk.models.inspect(source, options, token)
                 if not report.needs_folder and any(one.by or not one.changed for one in report.plan.made):
                     plan = self.desk.models.plan(*asked_of(report), token)[1]
-        return self.desk.models.inspect(copy, "", token), original, plan
+        return self.desk.models.inspect(copy, token=token), original, plan
 
 
 _INTRODUCTION = (
@@ -250,7 +250,8 @@ class Comparing(Events):
         """Return by how much the tensors differ that a job has compared. Only the headers name those that do not."""
         names = set[str]()
         with suppress(ShardingError):
-            names = {tensor.name for tensor in self.desk.models.inspect(status.request.destination, "", token).tensors}
+            copy = self.desk.models.inspect(status.request.destination, token=token)
+            names = {tensor.name for tensor in copy.tensors}
         return differences_panel(status, names, self.site.endpoint, address)
 
     def _compared(self, original: str, copied: str, token: str | None, session: str | None) -> tuple[Likeness, Trust]:

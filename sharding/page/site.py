@@ -72,7 +72,7 @@ class Site:
         there = dict[str, Content]()
         for name in desk.lookup.search("samples/"):
             with suppress(ShardingError):
-                there[name] = desk.models.inspect(name, "", token)
+                there[name] = desk.models.inspect(name, token=token)
         fitting = [name for name, checkpoint in there.items() if goal in goals_of(checkpoint)]
         likely = [name for name in fitting if GOALS[goal].is_likely(there[name])]
         return (likely or fitting)[:_MOST_EXAMPLES]

@@ -54,7 +54,7 @@ class Likeness:
     """How alike two checkpoints are, as far as it is known without reading weights.
 
     `asked` are the options that make the headers of the original those of the copy, and `made` is what they do.
-    `in_same_files` of its `tensors` are in files with equal hashes. `bytes` are those of both. `unread` are weight files
+    `in_same_files` of its `tensors` are in files with equal hashes. `bytes` are those of both. `unread` are weights
     of the copy that are not compared. `claims` is never a proof. `advice` says why only the original loads.
     """
 

@@ -162,7 +162,7 @@ def test_a_page_does_not_read_a_large_adapter_whole(
 ) -> None:
     in_git(hub, "alice/in-git", folders[1])
     monkeypatch.setattr("sharding.core.limits.MAX_PAGE_WEIGHT_BYTES", 100)
-    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", ("", None, 100, None))
+    monkeypatch.setattr("sharding.desk.models.Headers.read.__defaults__", (100,))
     options = Options(SIZE, adapter="alice/in-git")
     with pytest.raises(SourceError, match="SHA-256 of adapter_model.safetensors takes reading"):
         desk.models.plan(base, options)

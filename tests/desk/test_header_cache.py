@@ -48,12 +48,16 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> Readings:
     return readings
 
 
+def got(headers: Headers, source: str, token: str | None) -> Content:
+    return headers.read({"model": source}, Options(), token)
+
+
 def test_visitors_who_ask_at_once_cost_one_reading(readings: Readings) -> None:
     headers, start = Headers("http://hub"), Barrier(20)
 
     def ask() -> Content:
         start.wait()
-        return headers.read("a/b", None)
+        return got(headers, "a/b", None)
 
     readings.go.clear()
     with ThreadPoolExecutor(20) as pool:
@@ -70,7 +74,7 @@ def test_what_one_login_read_is_for_that_login_only_and_what_anybody_may_read_fo
 ) -> None:
     headers = Headers("http://hub")
     for token in ("alice", "bob", None, "alice", "bob", "carol", None):
-        headers.read("a/b", token)
+        got(headers, "a/b", token)
     assert readings.seen == [("a/b", "alice"), ("a/b", "bob"), ("a/b", None)]
     assert "alice" not in repr(vars(headers)), "no token is held"
 
@@ -89,7 +93,7 @@ def test_an_answer_is_that_of_what_was_asked_for(monkeypatch: pytest.MonkeyPatch
         for wanted in (asked, asked[::-1]):
             for token in tokens:
                 for source, variant, more in wanted:
-                    found = headers.read(source, token, variant, more)  # type: ignore[arg-type]
+                    found = headers.read({"model": source, **more}, Options(variant=variant), token)  # type: ignore[dict-item]
                     assert found.source.repo_id == f"{ {'model': source, **more} } {variant}"
 
 
@@ -107,15 +111,15 @@ def test_who_shows_a_login_waits_for_no_answer_to_who_shows_none(monkeypatch: py
     monkeypatch.setattr(job, "inspect_inputs", read)
     headers = Headers("http://hub")
     with ThreadPoolExecutor(4) as pool:
-        nobody = pool.submit(headers.read, "a/b", None)
+        nobody = pool.submit(got, headers, "a/b", None)
         began.wait(60)
-        found = [pool.submit(headers.read, "a/b", token) for token in ("alice", "bob")]
+        found = [pool.submit(got, headers, "a/b", token) for token in ("alice", "bob")]
         try:
             assert [answer.result(60).source.repo_id for answer in found] == ["alice", "bob"]
         finally:
             go.set()
         assert isinstance(nobody.exception(), SourceError)
-    assert headers.read("a/b", "alice").source.repo_id == "alice"
+    assert got(headers, "a/b", "alice").source.repo_id == "alice"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +132,10 @@ def test_the_newest_headers_stay_where_they_are_too_many_or_too_large(
     monkeypatch.setattr(f"sharding.desk.{bound}", value)
     headers, names = Headers("http://hub"), [f"a/{letter}" for letter in "abcde"]
     for name in names:
-        headers.read(name, None)
+        got(headers, name, None)
     readings.seen.clear()
     for name in names[::-1]:
-        headers.read(name, None)
+        got(headers, name, None)
     assert [source for source, _ in readings.seen] == ["a/b", "a/a"]
 
 
@@ -140,9 +144,9 @@ def test_a_failure_is_told_to_all_who_wait_and_not_remembered(readings: Readings
     readings.broken = True
     for _ in range(2):
         with pytest.raises(SourceError, match="broken"):
-            headers.read("a/b", None)
+            got(headers, "a/b", None)
     readings.broken = False
-    headers.read("a/b", None)
+    got(headers, "a/b", None)
     assert len(readings.seen) == 3
 
 

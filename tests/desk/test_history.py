@@ -39,7 +39,7 @@ def test_an_event_is_taken_or_refused_whatever_it_is(event: dict[str, object], n
     try:
         history.take(event, NOON)
     except ValueError:
-        assert not history.log
+        assert not history.told.log
 
 
 @pytest.mark.parametrize(
@@ -61,21 +61,22 @@ def test_the_log_says_when_a_stage_begins_and_not_each_step_of_it() -> None:
     history = History()
     for stage in ("check", "transfer", "transfer", "verify"):
         history.take({**PROGRESS, "stage": stage}, NOON)
-    assert [line.split()[1] for line in history.log] == ["Checking", "Writing", "Verifying."]
-    assert history.log[0].startswith("12:00:00 ")
+    assert [line.split()[1] for line in history.told.log] == ["Checking", "Writing", "Verifying."]
+    assert history.told.log[0].startswith("12:00:00 ")
 
 
 def test_the_log_tells_the_time_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "XYZ-5:30")
     time.tzset()
     try:
-        history = History([(NOON, {**PROGRESS, "stage": "check"})])
+        history = History()
+        history.take({**PROGRESS, "stage": "check"}, NOON)
         history.say("Said.", NOON + 61)
         history.close(replace(record(1, None, "failed"), ended=86_399.0, error=("It failed.", "")))
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert [line.split()[0] for line in history.log] == ["12:00:00", "12:01:01", "23:59:59"]
+    assert [line.split()[0] for line in history.told.log] == ["12:00:00", "12:01:01", "23:59:59"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_the_log_ends_with_how_the_job_ended_and_says_it_once(
         history.take({"error": {"kind": "E", "message": said, "hint": "Later."}}, NOON)
     ended = (error, "Later.") if error else None
     history.close(replace(record(1, None, state), ended=NOON, error=ended, remark=remark))
-    assert [line.partition(" ")[2] for line in history.log] == log
+    assert [line.partition(" ")[2] for line in history.told.log] == log
 
 
 def planned_job(*sizes: int) -> History:
@@ -107,7 +108,9 @@ def planned_job(*sizes: int) -> History:
     shards = tuple(Shard(f"{number}.safetensors", (tensor,), tensor.bytes) for number, tensor in enumerate(tensors))
     plan = replace(plan_shards(tensors, Options("1MB")), shards=shards)
     checkpoint = Content(Place("hub", "a/b", "c" * 40), tuple(tensors), (), (FileEntry("f", sum(sizes)),), (), ())
-    return History([(NOON, event_json(Planned(checkpoint, plan)))])
+    history = History()
+    history.take(event_json(Planned(checkpoint, plan)), NOON)
+    return history
 
 
 def finished(number: int, shards: int) -> dict[str, object]:
@@ -123,17 +126,17 @@ def test_bytes_of_each_file_are_summed_for_each_phase_and_never_exceed_the_file(
     for event in (moved("check", f1=3), moved("transfer", f0=4), moved("transfer", f0=4, f1=1)):
         history.take(event, NOON)
     history.take({**PROGRESS, "files": {"elsewhere": 9}}, NOON)  # no file of the copy
-    assert (history.written, history.reread) == ({"0.safetensors": 8, "1.safetensors": 1}, {})
+    assert (history.told.written, history.told.reread) == ({"0.safetensors": 8, "1.safetensors": 1}, {})
     history.take(moved("transfer", f0=40), NOON)
-    assert history.written["0.safetensors"] == 10
+    assert history.told.written["0.safetensors"] == 10
     # A finished file is whole, also if the events of its last bytes are missing.
     history.take(finished(1, 2), NOON)
     history.take(moved("verify", f1=7), NOON)
-    status = status_of(record(30, None), history)
+    status = status_of(record(30, None), history.told)
     assert status.written == {"0.safetensors": 10, "1.safetensors": 20} and status.reread == {"1.safetensors": 7}
     proof = Verification(2, 30, 1.0, Evidence("hub"), ())
     history.take(event_json(Verified(proof)), NOON)
-    assert history.reread == {"0.safetensors": 10, "1.safetensors": 20}
+    assert history.told.reread == {"0.safetensors": 10, "1.safetensors": 20}
     assert status.reread == {"1.safetensors": 7}, "a status is a snapshot"
 
 
@@ -143,7 +146,7 @@ def test_a_phase_that_begins_again_starts_with_what_is_finished() -> None:
     history.take(finished(0, 2), NOON)
     for stage in ("verify", "transfer"):
         history.take(moved(stage, f1=1), NOON)
-    assert history.written == {"0.safetensors": 10, "1.safetensors": 1}
+    assert history.told.written == {"0.safetensors": 10, "1.safetensors": 1}
 
 
 def test_the_times_say_when_each_phase_began_and_what_was_done_when() -> None:
@@ -151,7 +154,7 @@ def test_the_times_say_when_each_phase_began_and_what_was_done_when() -> None:
     events = [moved("check"), finished(0, 2), moved("transfer"), finished(1, 2), moved("verify"), moved("verify")]
     for seconds, event in enumerate([*events, event_json(Verified(Verification(2, 30, 1.0, Evidence("hub"), ())))], 1):
         history.take(event, NOON + seconds)
-    assert {name: seconds - NOON for name, seconds in history.times.items()} == {
+    assert {name: seconds - NOON for name, seconds in history.told.times.items()} == {
         "planned": 0, "check": 1, "transfer": 2, "written": 4, "verify": 5, "verified": 7,
     }  # fmt: skip
 
@@ -160,7 +163,7 @@ def test_the_log_is_bounded() -> None:
     history = History()
     for number in range(3 * LOG_LINES):
         history.take({**PROGRESS, "stage": ("check", "transfer")[number % 2]}, NOON)
-    assert len(history.log) == LOG_LINES
+    assert len(history.told.log) == LOG_LINES
 
 
 def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
@@ -170,7 +173,7 @@ def test_the_weight_map_is_left_out_since_the_shards_say_it() -> None:
     assert json.dumps(line).count('"wte"') == 2
     history = History()
     history.take(line, NOON)
-    assert json.dumps(to_json(status_of(record(6, None), history))).count('"wte"') == 1
+    assert json.dumps(to_json(status_of(record(6, None), history.told))).count('"wte"') == 1
 
 
 def record(size: int, seconds: float | None, state: str = "done") -> JobRecord:

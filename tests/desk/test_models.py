@@ -98,7 +98,7 @@ def of_devices(desk: Desk, source: str, number: int, token: str | None, session:
 
 
 def of_counts(desk: Desk, source: str, number: int, token: str | None, session: str | None) -> Any:
-    return desk.models.overview(source, f"v{number}", token, "", session)
+    return desk.models.overview(source, Options(variant=f"v{number}"), token, session)
 
 
 @pytest.mark.parametrize("question", [of_class, of_devices, of_counts])
@@ -162,18 +162,18 @@ def test_counts_are_for_those_only_who_may_read_the_repo(
 
     monkeypatch.setattr("sharding.desk.models.ask_overview", count_tensors)
     for _ in range(2):
-        assert desk.models.overview(hidden, token=ALICE) == 5
+        assert desk.models.overview(hidden, Options(), ALICE) == 5
         for token in (BOB, None):
             with pytest.raises(SourceError) as refusal:
-                desk.models.overview(hidden, token=token)
+                desk.models.overview(hidden, Options(), token)
             with pytest.raises(SourceError) as usual:
                 desk.models.inspect(hidden, token=token)
             assert str(refusal.value) == str(usual.value)
     assert asked == [ALICE, BOB, None]
-    assert desk.models.overview(small, token=BOB) == 14
+    assert desk.models.overview(small, Options(), BOB) == 14
     for wrong in ("./small", "/etc", "~", "--help"):
         with pytest.raises(SourceError):
-            desk.models.overview(wrong)
+            desk.models.overview(wrong, Options(), None)
 
 
 def test_devices_are_refused_as_plans_are_before_anybody_waits(
@@ -222,7 +222,7 @@ def test_tidying_drops_all_that_nobody_has_asked_for_in_a_while(monkeypatch: pyt
         monkeypatch.setattr(place, make)
     models = Models("http://hub")
     models.devices("a/b", "cpu=1GB", None, None)
-    models.overview("a/b", "", None, "", None)
+    models.overview("a/b", Options(), None)
     models.tidy()
     gc.collect()
     assert len(made) == 3 and all(ref() for ref in made)
@@ -249,11 +249,11 @@ def test_a_desk_sweeps_and_tidies_now_and_then(settings: Settings, monkeypatch: 
 
 def test_a_base_that_makes_no_sense_is_refused_wherever_it_is_given(desk: Desk, small: str) -> None:
     with pytest.raises(UsageError, match="configuration of its own"):
-        desk.models.inspect(small, inputs={"base": small})
+        desk.models.inspect(small, Options(base=small))
     with pytest.raises(UsageError, match="configuration of its own"):
         desk.models.plan(small, Options(base=small))
     with pytest.raises(SourceError):
-        desk.models.inspect(small, inputs={"base": "./small"})
+        desk.models.inspect(small, Options(base="./small"))
 
 
 def test_a_folder_of_this_machine_is_read_by_no_question(

@@ -90,7 +90,7 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
     """Neither one of another version, nor one that was cut short, nor a line that is none."""
     kept = record("odd", ended=60.0, state="failed", error=("It failed.", "Try again."))
     shelf.save(kept)
-    assert list(shelf.history(kept).log) == ["00:01:00 It failed."]
+    assert list(shelf.history(kept).told.log) == ["00:01:00 It failed."]
     shelf.note(kept.id, {**PROGRESS, "stage": "check"}, 1.0)
     odd: list[dict[str, object]] = [{"event": "party"}, {}, {**PROGRESS, "bytes_done": "many"}, {"error": 1}]
     for event in odd:
@@ -102,9 +102,9 @@ def test_an_event_that_cannot_be_read_hides_nothing_else(shelf: Shelf, tmp_path:
     with open(place(tmp_path, kept) / "events.jsonl", "ab") as stream:
         stream.write(b'{"time": 4.0, "event": "prog')
     history = shelf.history(kept)
-    log = [" ".join(line.split()[:2]) for line in history.log]
+    log = [" ".join(line.split()[:2]) for line in history.told.log]
     assert log == ["00:00:01 Checking", "00:00:03 Verifying.", "00:01:00 It"]
-    assert history.progress and history.progress.phase == "verify"
+    assert history.told.progress and history.told.progress.phase == "verify"
 
 
 def test_a_folder_without_a_record_that_can_be_read_is_no_job(shelf: Shelf, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sharding.core.limits import MAX_BODY_BYTES, MAX_TOOL_BYTES, MAX_TOOL_CALLS
-from sharding.page.serving.door import BODY_SECONDS, MALFORMED, Door
+from sharding.page.serving.guard import BODY_SECONDS, MALFORMED, Door
 from tests.conftest import LONGEST_SECONDS, in_a_loop
 from tests.promises import promise
 
@@ -96,7 +96,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
     method: str, path: str, parts: tuple[bytes, ...], length: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert BODY_SECONDS == 30
-    monkeypatch.setattr("sharding.page.serving.door.BODY_SECONDS", 0.02)
+    monkeypatch.setattr("sharding.page.serving.guard.BODY_SECONDS", 0.02)
     reached: list[str] = []
 
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +107,7 @@ def test_a_request_that_does_not_arrive_is_given_up(
 
 
 def test_an_answer_may_take_longer_than_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharding.page.serving.door.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("sharding.page.serving.guard.BODY_SECONDS", 0.01)
 
     async def inside(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.sleep(0.05)

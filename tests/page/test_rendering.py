@@ -17,7 +17,7 @@ from sharding.core.origin import Place
 from sharding.core.text import count, format_bytes
 from sharding.core.values import Component, Content, FileEntry, Finding
 from sharding.desk.forecast import Forecast
-from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.desk.jobs import JobRecord, JobRequest, Told, status_of
 from sharding.drawing.model_map import map_of_plan
 from sharding.page import job_panels, panels
 from sharding.page.form import Form, size_label
@@ -207,14 +207,14 @@ def test_a_plan_and_its_map_and_result_show_its_stages() -> None:
 def test_a_job_that_failed_leads_back_to_all_that_was_chosen() -> None:
     options = Options("1GB", "pp:3", "stored", "fp16", "ema", allow_overflow=True)
     record = JobRecord("x", "me", JobRequest("me/it@v1", "me/copy", options, private=True), 1, 0.0, "failed")  # type: ignore[arg-type]
-    html = job_panels.job_panel(status_of(record, History()), "http://hub/me/it", "http://page/?job=x")
+    html = job_panels.job_panel(status_of(record, Told()), "http://hub/me/it", "http://page/?job=x")
     (link,) = re.findall('href="([?][^"]*)"', html)
     wish = read_wish(dict(parse_qsl(unescape(link)[1:])))
     assert wish == Wish("me/it@v1", options, to="me/copy", private=True)
     assert "variant ema" in Tags(html).text
     # One that ended at an overflow leads to the plan that allows it. That plan and its fields are not beside it.
     request = replace(record.request, options=replace(options, allow_overflow=False))
-    ended = replace(status_of(replace(record, request=request), History()), remedy=Remedy("allow_overflow"))
+    ended = replace(status_of(replace(record, request=request), Told()), remedy=Remedy("allow_overflow"))
     html = job_panels.job_panel(ended, "http://hub/me/it", "http://page/?job=x")
     links = dict(re.findall('href="([?][^"]*)"[^>]*>([^<]*)<', html))
     (allowing,) = [link for link, words in links.items() if words == "Allow overflow"]

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from sharding.core.origin import Place
 from sharding.core.verification import Difference, Evidence, Verification
-from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.desk.jobs import JobRecord, JobRequest, Told, status_of
 from sharding.page.comparison_panels import differences_panel, likeness_panel
 from sharding.verify.structure import Claims, Contrast, Likeness, Verdict, sentence_of
 from sharding.verify.trust import Level, Trust
@@ -220,10 +220,9 @@ def test_a_reading_with_thousands_of_differences_shows_the_strongest() -> None:
     differences = tuple(Difference(f"layers.{n}.w", 0.5, 0.1, n / 3000, 0.25) for n in range(3000))
     gone = (Difference("gone", note="only in the first"),)
     proof = Verification(3001, 10, 1.0, Evidence("both"), (), differences=(*differences, *gone))
-    history = History()
-    history.verification = proof
+    told = Told(verification=proof)
     record = JobRecord("x", "alice", JobRequest("a/b@1", "c/d@2", kind="verify"), 10, 0.0, "failed")
-    html = differences_panel(status_of(record, history), ["layers.0.other.weight"], "http://hub", "http://page/")
+    html = differences_panel(status_of(record, told), ["layers.0.other.weight"], "http://hub", "http://page/")
     tags = Tags(html)
     assert tags.seen.count("tr") == 102 and "and 2,901 more" in tags.text
     shown = re.findall(r"layers\.(\d+)\.w", tags.text.split("strongest first")[1])

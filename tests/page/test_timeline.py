@@ -55,10 +55,12 @@ def probed(side: str, number: int, loads: int = 4) -> Event:
 
 def status(*events: Event, state: str = "running", rounds: int = 0, kind: Any = "shard", **more: Any) -> JobStatus:
     """A job that began at 100 s and had one of `events` each 10 s."""
-    history = History([(100.0 + 10 * number, event) for number, event in enumerate(events, 1)])
+    history = History()
+    for number, event in enumerate(events, 1):
+        history.take(event, 100.0 + 10 * number)
     request = replace(JobRequest("a/b", "me/copy", Options("10MB"), compare_rounds=rounds), kind=kind)
     record = JobRecord("x", "me", request, TOTAL, 100.0, state, 100.0, **more)  # type: ignore[arg-type]
-    return status_of(record, history)
+    return status_of(record, history.told)
 
 
 def panel(of: JobStatus) -> str:

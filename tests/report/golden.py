@@ -19,7 +19,7 @@ from sharding.core.recipe import Recipe
 from sharding.core.values import Finding, Tensor, TiedTensor
 from sharding.core.verification import UNCHECKED, Difference, Evidence, Mismatch, Verification
 from sharding.desk.forecast import Forecast
-from sharding.desk.jobs import History, JobRecord, JobRequest, status_of
+from sharding.desk.jobs import JobRecord, JobRequest, Told, status_of
 from sharding.formats.model_card import parse_card
 from sharding.loading.costs import ClassicCost, Comparison, LoadCost, Prediction, Side
 from sharding.loading.costs import Verdict as Costs
@@ -166,9 +166,7 @@ def differences() -> Parts:
     compared = proof(mismatches=wrong, differences=numbers)
     yield from of_proofs(compared, proof(mismatches=wrong))
     request = JobRequest("acme/model", "me/copy", Options(), kind="verify", of_result=False)
-    history = History()
-    history.verification = compared
-    status = status_of(JobRecord("x", "me", request, 1, 0.0, "failed"), history)
+    status = status_of(JobRecord("x", "me", request, 1, 0.0, "failed"), Told(verification=compared))
     yield "page", page(differences_panel(status, names, HUB, "https://page/"))
     bad = made(mismatches=wrong)
     yield "page of a result", page(result_panel(bad.report, Trust("fits", ()), PLACES))
@@ -194,9 +192,8 @@ def same() -> Parts:
         panel = likeness_panel(cases["converted"], Trust(level, (), caveats), HUB)  # type: ignore[arg-type]
         yield f"{level}{' with caveats' if caveats else ''}", page(panel)
     request = JobRequest("acme/model", "me/copy", Options(), kind="verify")
-    history = History()
-    history.verification = proof(made=(MERGE,), within=2)
-    status = status_of(JobRecord("x", "me", request, 1, 0.0, "done"), history)
+    told = Told(verification=proof(made=(MERGE,), within=2))
+    status = status_of(JobRecord("x", "me", request, 1, 0.0, "done"), told)
     yield "read", page(outcome_panel(status, HUB, "https://page/"))
 
 

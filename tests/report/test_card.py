@@ -160,8 +160,8 @@ def test_a_result_on_the_hub_links_to_the_commit_it_was_made_from_and_shows_its_
     history = History()
     for event in events:
         history.take(json.loads(json.dumps(event_json(event))), 0.0)
-    assert history.loads == (4, 4)
-    assert found["comparison"]["verdict"]["sentence"] in history.log[-3]
+    assert history.told.loads == (4, 4)
+    assert found["comparison"]["verdict"]["sentence"] in history.told.log[-3]
     panel = details_panel(parse_report(json.dumps(found)), Places("me/copy", "", ""), Trust("claims", ()))
     assert found["comparison"]["verdict"]["sentence"] in unescape(panel)
     folded = re.findall(r"<summary>The numbers</summary>(.*?)</details>", panel, re.DOTALL)

@@ -49,7 +49,7 @@ def test_where_a_hub_states_no_hash_nobody_says_more_than_that_it_matches_what_w
         history.take(event_json(event), 0.0)
     assert isinstance(screen.file, StringIO)
     said = {
-        "log": "\n".join(history.log),
+        "log": "\n".join(history.told.log),
         "page": result_panel(report, Trust("made-here", ()), Places(name, "", "")),
         "terminal": screen.file.getvalue(),
         "card": (download(hub, name, tmp_path / "copy") / "README.md").read_text(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from math import ceil
-from typing import TypeVar
+from typing import Any
 
 import anyio
 from starlette.datastructures import QueryParams
@@ -109,7 +109,6 @@ def opening(page: bytes, wish: Wish, image: str = "") -> bytes:
 
 
 PICTURE_SECONDS = 20.0  # Longest wait for a badge or picture. What is drawn later is for the next.
-_T = TypeVar("_T")
 
 Judge = Callable[[str, str | None], tuple[Result, Trust]]  # The result in a repo as a token shows it, and its trust.
 _SAID = {
@@ -216,7 +215,7 @@ class Pictures:
         return certificate_of(result, trust, revision) if is_main or not (is_shortened or is_strange) else None
 
 
-def _keep(memory: dict[str, _T], most: int, place: str, answer: _T) -> None:
+def _keep(memory: dict[str, Any], most: int, place: str, answer: object) -> None:
     """Keep an answer, and at most `most` of the newest. One thread keeps them, any thread gets them."""
     memory.pop(place, None)
     while len(memory) >= most:
