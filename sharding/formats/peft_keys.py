@@ -31,12 +31,6 @@ _TOOLS = (
     ("kohya's scripts", re.compile(r"^lora_|\.lora_(?:down|up)\.|\.alpha$")),
     ("diffusers", re.compile(r"\.(?:lora|processor)\.|^(?:unet|text_encoder|transformer|diffusion_model)\.")),
 )
-_PARTNERS: dict[Kind, tuple[Kind, str, str]] = {
-    "a": ("b", "lora_A", "lora_B"),
-    "b": ("a", "lora_B", "lora_A"),
-    "embedding_a": ("embedding_b", "lora_embedding_A", "lora_embedding_B"),
-    "embedding_b": ("embedding_a", "lora_embedding_B", "lora_embedding_A"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +92,10 @@ def _refuse_halves(parts: list[Part]) -> None:
     for part in parts:
         kinds.setdefault(part.of, set()).add(part.kind)
     for part in parts:
-        partner = _PARTNERS.get(part.kind)
-        if partner and partner[0] not in kinds[part.of]:
-            missing = partner[2].join(part.name.rsplit(partner[1], 1))
-            raise _half(part.name, missing)
+        if part.kind in ("a", "b", "embedding_a", "embedding_b"):
+            one, other = ("A", "B") if part.kind.endswith("a") else ("B", "A")
+            if part.kind[:-1] + other.lower() not in kinds[part.of]:
+                raise _half(part.name, f"_{other}".join(part.name.rsplit(f"_{one}", 1)))
         if part.kind in ("b_bias", "magnitude") and not kinds[part.of] & {"a", "embedding_a"}:
             raise _half(part.name, f"{PREFIX}{part.of}.lora_A.weight")
         if part.kind == "ignored" and ".modules_to_save." in part.name:

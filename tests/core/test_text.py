@@ -14,6 +14,7 @@ from sharding.core.text import (
     format_bytes,
     name_problem,
     name_some,
+    objects_in,
     parameters,
     parse_bytes,
     unchecked_sentence,
@@ -97,6 +98,11 @@ def test_json_has_inside_at_most_as_many_values_as_are_counted(text: bytes) -> N
         return 1 + sum(map(values, inside))
 
     assert values_in(text) + 1 >= values(json.loads(text))
+
+
+def test_the_outer_objects_of_json_come_before_the_inner_ones_and_both_in_order() -> None:
+    document = {"text": {"rope": [{}]}, "vision": {"layers": 2}}
+    assert [list(found) for found in objects_in(document)] == [["text", "vision"], ["rope"], ["layers"], []]
 
 
 def test_a_phrase_has_the_first_names_and_the_number_of_the_others() -> None:
