@@ -77,7 +77,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tests/planning/__init__.py": "",
         "tests/planning/test_toy.py": TESTS,
         "tests/mutants/harmless.toml": LIST,
-        "pyproject.toml": "",
+        "pyproject.toml": "[tool.pytest.ini_options]",  # so that none above it counts
     }.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

@@ -72,7 +72,8 @@ def tab_to(page: Page, label: str, key: str = "Tab") -> int:
         page.keyboard.press(key)
         found = page.evaluate(
             """() => { const it = document.activeElement;
-            return [it.getAttribute('aria-label'), it.labels?.[0]?.innerText, it.innerText].join(' ') }"""
+            const nowhere = it === document.body;
+            return nowhere ? '' : [it.getAttribute('aria-label'), it.labels?.[0]?.innerText, it.innerText].join(' ') }"""
         )
         if label in found:
             return pressed
