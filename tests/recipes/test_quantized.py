@@ -126,7 +126,7 @@ def test_little_of_a_large_weight_is_in_memory_at_a_time() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert records["out"].bytes == tensors[0].bytes == 2 * weight.numel()
-    assert peak < 6_000_000
+    assert peak < weight.numel() / 2  # it varies with what the threads do at the same time
 
 
 # --- MXFP4 --------------------------------------------------------------------------------------------------
