@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sharding.checkpoint.read import read_checkpoint
+from sharding.core.protocols import Inputs
 from sharding.core.values import BytesRead, Content, FileEntry
 from sharding.recipes.stored import place_of
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.transfer.noting_source import NotingSource
 from sharding.verify.digests import Reader
-from sharding.verify.stated import prove_reads, stated_files
+from sharding.verify.stated import Proof, prove_reads, stated_files
 from tests.conftest import in_two_files
 from tests.folders import result_of
 from tests.fuzz.targets import Memory
@@ -106,6 +107,20 @@ def test_reads_are_right_that_hold_what_the_file_holds_and_one_wrong_among_them_
     bad = read(100, 200, DATA[:150] + b"!" + DATA[151:])
     for reads in ([bad, read(100, 200)], [read(100, 200), bad], [read(0, 10_000), bad]):
         assert wrong(tmp_path, reads) == 1
+
+
+def test_reads_that_no_record_of_a_shard_holds_are_compared_too(
+    source: FolderSource, checkpoint: Content, tmp_path: Path
+) -> None:
+    paths = {name: Path(str(source.path(name))) for name in (ONE, TWO)}
+    hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items()}
+    true = FolderSource("in", paths, stated=hashes)
+    (tmp_path / ONE).write_bytes(bytes(byte ^ 1 for byte in paths[ONE].read_bytes()))
+    for taken, mismatches in ((true, 0), (FolderSource("in", {ONE: tmp_path / ONE}), 1)):
+        noted = NotingSource(taken)
+        list(noted.read(ONE, 8, 40))
+        proof = Proof(Inputs({"model": true}), checkpoint, [noted], [])
+        assert len(result_of(proof.prove([], Reader()))) == mismatches
 
 
 @given(RANGES)
