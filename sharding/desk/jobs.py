@@ -112,8 +112,8 @@ class Told:
 
     planned: PlanMade | None = None
     progress: Progress | None = None
-    shards: tuple[ShardFinished, ...] = ()
-    written: Mapping[str, int] = field(default_factory=dict)
+    shards: list[ShardFinished] = field(default_factory=list)
+    written: dict[str, int] = field(default_factory=dict)
     reread: Mapping[str, int] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     log: tuple[str, ...] = ()
@@ -210,8 +210,9 @@ class History:
             case ShardFinished():
                 if len(told.shards) >= MAX_FILES:
                     raise ValueError("more shards than a repo may have")
-                whole = {event.file: self._sizes[event.file]} if event.file in self._sizes else {}
-                self._keep(shards=(*told.shards, event), written={**told.written, **whole})
+                told.shards.append(event)  # in place: there may be many
+                if event.file in self._sizes:
+                    told.written[event.file] = self._sizes[event.file]
                 how = "kept from an earlier run" if event.kept else "finished"
                 return f"Shard {event.number} of {event.shards} {how}: {event.file}, {format_bytes(event.bytes)}."
             case Verification():
@@ -267,7 +268,8 @@ class History:
 def status_of(record: JobRecord, told: Told, position: int = 0, seconds_until_start: float | None = None) -> JobStatus:
     """Return the status of a job that its owner sees."""
     kept = {one.name: getattr(record, one.name) for one in fields(record)}
-    return JobStatus(**kept, **vars(told), position=position, seconds_until_start=seconds_until_start)
+    kept |= vars(told) | {"shards": [*told.shards], "written": {**told.written}}
+    return JobStatus(**kept, position=position, seconds_until_start=seconds_until_start)
 
 
 _NOTED: dict[type[JobEvent], str] = {
