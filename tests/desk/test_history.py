@@ -130,8 +130,11 @@ def test_bytes_of_each_file_are_summed_for_each_phase_and_never_exceed_the_file(
     history.take(moved("transfer", f0=40), NOON)
     assert history.told.written["0.safetensors"] == 10
     # A finished file is whole, also if the events of its last bytes are missing.
+    before = status_of(record(30, None), history.told)
     history.take(finished(1, 2), NOON)
-    history.take(moved("verify", f1=7), NOON)
+    assert before.written["1.safetensors"] == 1 and not before.shards, "a status is a snapshot"
+    for begun in ("verify", "check", "verify"):
+        history.take(moved(begun, f1=7), NOON)
     status = status_of(record(30, None), history.told)
     assert status.written == {"0.safetensors": 10, "1.safetensors": 20} and status.reread == {"1.safetensors": 7}
     proof = Verification(2, 30, 1.0, Evidence("hub"), ())
