@@ -17,8 +17,8 @@ RemedyKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What helps, for programs and front ends with words of their own. `value` is the address whose terms to accept,
-    the variant, dtype or order to choose, the id of the job to open, or the repo to plan; else ""."""
+    """What helps, for programs and front ends with words of their own. `value` is an address whose terms to accept, a
+    variant, dtype or order to choose, the id of a job to open, or a repo to plan. Other kinds have ""."""
 
     kind: RemedyKind
     value: str = ""

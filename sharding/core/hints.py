@@ -28,7 +28,7 @@ class PipelineCut:
 @dataclass(frozen=True, slots=True)
 class ModelHints:
     """How transformers 5.23 would save a checkpoint that it has loaded, in its order. `tied` are groups of names in the
-    files for one tensor, of which most checkpoints hold only one. If it cannot load the checkpoint, `unknown` is the
+    files for one tensor. Most checkpoints hold one name of each. If it cannot load the checkpoint, `unknown` is the
     reason, and `saved` and `tied` are empty. `pipeline` is where it cuts the model into the requested ranks, `loads`
     the tensors that each needs, `uncut` the reason if it cannot cut it."""
 

@@ -94,7 +94,7 @@ def within_words(tensors: int, within: int) -> str:
 
 
 def undecided_sentence(undecided: int) -> str:
-    """Return the sentence about merged tensors of which nobody can say whether they are right."""
+    """Return the sentence about merged tensors that cannot be called right or wrong."""
     are, their = ("is", "its") if undecided == 1 else ("are", "their")
     return (
         f"It cannot be told whether {count(undecided, 'merged tensor')} {are} right: {their} bits differ, and {their} "
