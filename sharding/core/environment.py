@@ -254,7 +254,8 @@ def without_login() -> Iterator[None]:
 
 # Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder.
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-_OTHERS = ("LANG", "LC_ALL", "TZ", *_CERTIFICATES, "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
+_OF_HUB = ("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")
+_OTHERS = ("LANG", "LC_ALL", "TZ", *_CERTIFICATES, *_OF_HUB)
 _INHERITED = (*_FOLDERS, *_OTHERS, "PYTHONWARNINGS")
 _OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 

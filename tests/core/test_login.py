@@ -115,7 +115,7 @@ def test_what_is_no_address_of_a_hub_is_named_before_anything_else(text: str, mo
 
 
 def test_an_address_that_huggingface_hub_cannot_be_imported_with_is_wrong_usage() -> None:
-    done = run_process("inspect", "gpt2", "--json", env=environment() | {"HF_ENDPOINT": "http://127.0.0.1:1\r"})
+    done = run_process("inspect", "gpt2", "--json", env=environment() | {"HF_ENDPOINT": "http://[::1"})
     assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (2, "UsageError"), done.stderr
 
 

@@ -30,7 +30,7 @@ NO_LOGIN, SIGN_IN_AGAIN = "The login is not valid or has expired", "Sign in, the
 _STORAGE = "Free some storage on the Hub, or choose a smaller shard size."
 _BY_STATUS = {
     400: ("The Hub does not accept the request", "Change what the Hub complains about, then start again."),
-    401: (NO_LOGIN, f"{SIGN_IN_AGAIN} {SIGN_IN}"),
+    401: (NO_LOGIN, f"{SIGN_IN_AGAIN} {SIGN_IN} HF_TOKEN counts before a saved login."),
     402: ("The Hub wants to be paid for it", "Free some storage on the Hub, or ask the owner of the account."),
     403: ("The login does not allow it", "Use a token that may write there, or choose another namespace."),
     404: ("The Hub cannot find it", "Check the name, and whether somebody has just deleted it."),
