@@ -31,7 +31,7 @@ from tests.planning.alike.models import (
 from tests.promises import promise
 from tests.scenarios.architectures import ARCHITECTURES
 
-WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.")
+WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_checkpoint_wrapped_module.")
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
     "model. is missing": ("llama", r"^model\.", ""),
@@ -83,6 +83,14 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     shard(tmp_path / "mine", tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}  # the talker is the same in both
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
+
+
+def test_norms_that_are_called_gamma_and_beta_there_are_called_so_here(tmp_path: Path) -> None:
+    new = {"weight": "LayerNorm.gamma", "bias": "LayerNorm.beta"}
+    folders = [published(build("bert", seed), tmp_path / f"{seed}") for seed in (0, 1)]
+    original, wanted = (rename(folder, "LayerNorm.(weight|bias)", lambda old: new[old[1]]) for folder in folders)
+    shard(published(build("bert", 1), tmp_path / "mine"), tmp_path / "out", like=original)
+    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "clip"])
@@ -171,8 +179,9 @@ def test_a_tied_head_is_stored_where_the_original_stores_one(
     model = _llama(tmp_path / "mine", 1, True)
     if has_head:
         edit(tmp_path / "mine", _with_head)
-    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    report = shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
     assert shapes(tmp_path / "out") == shapes(tmp_path / "original")
+    assert "does not have" not in words(report), "a tied head is not lost"
     loaded = load(tmp_path / "out", CAUSAL)
     assert loaded.told == {} and torch.equal(loaded.logits, logits(model))
 

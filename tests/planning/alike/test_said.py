@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.commands import invoke
-from tests.planning.alike.models import MODELS, build, edit, in_memory, load, published, rename, shapes
+from tests.planning.alike.models import MODELS, build, edit, in_memory, load, published, rename, shapes, shard
 from tests.planning.alike.test_filled import add_head
 
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
     "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
     "a prefix too few": ("gemma3", lambda folder: rename(folder, "^language_model.", ""), "language_model."),
+    "one too many": ("llama", lambda folder: edit(folder, lambda held: held | {"v.w": held["lm_head.weight"]}), "v.w"),
     "no head": ("deepseek_v3", lambda folder: None, "model.layers.2"),
 }
 
@@ -63,3 +64,18 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
     assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+
+
+@pytest.mark.parametrize("what", ["dropped", "kept"])
+def test_a_report_lists_what_was_moved_filled_and_dropped_or_kept(what: str, tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    mine = rename(in_memory(build("deepseek_v3", 1), tmp_path / "mine"), "^", "module.")
+    edit(mine, lambda state: state | {"module.value_head.weight": state["module.model.norm.weight"]})
+    (change,) = shard(mine, tmp_path / "out", like=original, keep_extra=what == "kept").plan.made
+    head = [name for name in shapes(original) if name.startswith("model.layers.2.")]
+    assert re.fullmatch(r"module\. becomes none \(\d+ weights\)", change.details["prefix"])
+    assert {name: text for name, text in change.details.items() if name != "prefix"} == {
+        "separated": "the experts of 1 layer",
+        "filled": f"model.layers.2 ({len(head)} tensors)",
+        what: "1 tensor, module.value_head.weight",
+    }
