@@ -160,7 +160,7 @@ def edit(folder: Path, change: Callable[[Tensors], Tensors]) -> Path:
     return write(folder, change(load_file(folder / MODEL)))
 
 
-def rename(folder: Path, pattern: str, new: str | Callable[[re.Match[str]], str]) -> Path:
+def rename(folder: Path, pattern: str, new: str) -> Path:
     return edit(folder, lambda state: {re.sub(pattern, new, name): tensor for name, tensor in state.items()})
 
 

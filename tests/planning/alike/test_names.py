@@ -31,7 +31,7 @@ from tests.planning.alike.models import (
 from tests.promises import promise
 from tests.scenarios.architectures import ARCHITECTURES
 
-WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_checkpoint_wrapped_module.")
+WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.")
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
     "model. is missing": ("llama", r"^model\.", ""),
@@ -39,6 +39,7 @@ PREFIXES: dict[str, tuple[str, str, str]] = {
     "language_model. is missing in model.": ("qwen3_5", r"^model\.language_model\.", "model."),
     "one prefix for another": ("gemma3", "^language_model", "text_decoder"),
     "the names of older versions": ("qwen2_5_vl", r"^model\.", "model.language_model."),
+    "a wrapper in the middle": ("llama", r"\.mlp\.", "._checkpoint_wrapped_module.mlp."),
     "prefix upon prefix": ("gemma3", r"^(language_model\.)?", "module."),
 }
 """A model, and what trainers have made of the names of its tensors."""
@@ -85,12 +86,22 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
 
 
-def test_norms_that_are_called_gamma_and_beta_there_are_called_so_here(tmp_path: Path) -> None:
+def other_names(held: Tensors) -> Tensors:
+    """What BERT calls its norms, and gate and up as Phi-3 and GLM-4 join them."""
     new = {"weight": "LayerNorm.gamma", "bias": "LayerNorm.beta"}
-    folders = [published(build("bert", seed), tmp_path / f"{seed}") for seed in (0, 1)]
-    original, wanted = (rename(folder, "LayerNorm.(weight|bias)", lambda old: new[old[1]]) for folder in folders)
-    shard(published(build("bert", 1), tmp_path / "mine"), tmp_path / "out", like=original)
-    assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
+    names = {name: re.sub("LayerNorm.(weight|bias)", lambda old: new[old[1]], name) for name in held}
+    gates = {name: name.replace("gate_proj", "up_proj") for name in held if "gate_proj" in name}
+    joined = {gate.replace("gate", "gate_up"): torch.cat([held[gate], held[up]]) for gate, up in gates.items()}
+    return {names[name]: held[name] for name in held if name not in {*gates, *gates.values()}} | joined
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_weights_get_the_names_of_the_original_or_are_joined_as_there_and_back(name: str, tmp_path: Path) -> None:
+    for there, here in ((other_names, dict), (dict, other_names)):
+        original, mine, wanted = (published(build(name, n > 0), tmp_path / there.__name__ / f"{n}") for n in range(3))
+        edit(original, there), edit(mine, here), edit(wanted, there)  # type: ignore[arg-type]
+        shard(mine, tmp_path / there.__name__ / "out", like=original)
+        assert unlike(tensors(tmp_path / there.__name__ / "out"), tensors(wanted)) == {}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "clip"])
