@@ -81,7 +81,7 @@ class Evidence:
     """What was compared, beside the BLAKE3 of every tensor.
 
     - `read`: what was read.
-    - `sampled`: bytes of the sample, if `read` is "stated". `xet`: whether the Xet hash of every file was compared.
+    - `sampled`: bytes of the sample, if `read` is "stated". `xet`: whether Xet hashes of what was sent were compared.
     - `structure`: whether safetensors opened the files and found what was planned.
     - `rebuilt`: files of the source that were put together again from the copy, for the SHA-256 that a Hub states.
     - `reread` of `weights` files of the source were read whole once more, for the hash that a Hub states.
