@@ -186,8 +186,11 @@ class Verification:
         if seen.read == "stated":
             hashes = f"{'should state' if self.mismatches else 'states'} the SHA-256{' and Xet hash' * seen.xet}"
             said = [f"the Hub {hashes} of every file as it was sent"]
-            said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
-            said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
+            if self.mismatches and not seen.sampled:
+                said += ["no weights were read again"]
+            else:
+                said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
+                said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
         elif seen.read == "both":
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:
