@@ -7,15 +7,36 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands import invoke
-from tests.planning.alike.models import MODELS, build, edit, in_memory, load, published, rename, shapes
+from tests.planning.alike.models import (
+    MODELS,
+    build,
+    configure,
+    edit,
+    in_memory,
+    load,
+    published,
+    rename,
+    shapes,
+    shard,
+)
 from tests.planning.alike.test_filled import add_head
 
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
     "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
-    "a prefix too few": ("gemma3", lambda folder: rename(folder, "^language_model.", ""), "language_model."),
+    "a prefix too few": (
+        "gemma3",
+        lambda folder: rename(folder, "^language_model.", ""),
+        "have nothing in front. The original has 'language_model.' there",
+    ),
+    "one too many": (
+        "llama",
+        lambda folder: edit(folder, lambda held: held | {"v": held["lm_head.weight"]}),
+        "does not have 1 weight",
+    ),
     "no head": ("deepseek_v3", lambda folder: None, "model.layers.2"),
 }
 
@@ -63,3 +84,21 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
     assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+
+
+def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    mine = in_memory(build("deepseek_v3", 1), tmp_path / "mine")
+    edit(mine, lambda state: {f"module.{name}": state[name] for name in state} | {"value.weight": torch.ones(1, 32)})
+    configure(mine, rms_norm_eps=2e-5)
+    shard(mine, tmp_path / "out", like=original)
+    [change] = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["made"]
+    head = sum(name.startswith("model.layers.2.") for name in shapes(original))
+    listed = {
+        "prefix": "module. becomes none (",
+        "separated": "the experts of 1 layer",
+        "settings": "rms_norm_eps 2e-05",
+    }
+    listed |= {"filled": f"model.layers.2 ({head} tensors)", "dropped": "1 tensor, value.weight"}
+    assert change["details"].keys() == listed.keys()
+    assert all(text in change["details"][what] for what, text in listed.items())
