@@ -16,6 +16,7 @@ from tests.commands import invoke
 from tests.conftest import listing
 from tests.folders import tensors
 from tests.planning.alike.models import build, configure, edit, published, rename, shard, write
+from tests.planning.alike.test_filled import add_head
 from tests.quantized import save_fp8
 
 Edit = Callable[[Path], object]
@@ -74,6 +75,11 @@ def of_nobody(folder: Path) -> None:
     configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
 
 
+def head_of(new: str) -> Edit:
+    """A head that foresees more tokens, under another name."""
+    return lambda folder: rename(add_head("qwen3_next", folder), r"^mtp\.", new)
+
+
 REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "another model": ("gpt2", "llama", {}, "another model|different models"),
     "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
@@ -93,6 +99,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "a lora beside its weights": ("llama", "llama", {"mine": with_lora}, "LoRA"),
     "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.1\.up_proj")}, r"up_proj.*expert 1"),
     "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
+    "a head of another name": (
+        "qwen3_next", "qwen3_next", {"mine": head_of("foresight.head_"), "original": head_of("mtp.")}, "mtp .*head_fc",
+    ),
     "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
     "quantized": (
         "llama", "llama", {"mine": partial(save_fp8, "qwen3"), "original": partial(quantized.build, "qwen3")}, "quantized",
