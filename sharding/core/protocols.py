@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 from pathlib import Path
 from typing import Protocol
 
@@ -188,7 +187,6 @@ class ShardSink(Protocol):
     """The place that shards are written to."""
 
     writes_at_once: int = THREADS  # How many of the open shards may be written. The others are being finished.
-    bytes_meanwhile: float = inf  # How much of the next one is written before one of those is finished.
 
     @property
     def shards_at_once(self) -> int:

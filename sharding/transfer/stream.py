@@ -134,20 +134,15 @@ def move_shards(
     making = Making(lanes, shards, sources)
     noting = [source for source in sources if isinstance(source, NotingSource)]
     one_note = Lock() if noting else nullcontext()
-    written, finished, noted = ([Event() for _ in shards] for _ in range(3))
+    written, noted = ([Event() for _ in shards] for _ in range(2))
     in_work: set[ShardWriter] = set()
 
     def move(number: int, shard: Shard) -> ShardRecord:
         try:
             return write(number, shard)
         finally:  # if it failed, the next one must not wait for it
-            for reached in (written, finished, noted):
-                reached[number].set()
-
-    def take_turn(number: int, size: int) -> None:
-        """Wait until the shards before have gone so far that more than `size` bytes of this one may be written."""
-        if (before := number - sink.writes_at_once) >= 0:
-            (written if size < sink.bytes_meanwhile else finished)[before].wait()
+            written[number].set()
+            noted[number].set()
 
     def write(number: int, shard: Shard) -> ShardRecord:
         writer = sink.open_shard(shard.file)
@@ -156,7 +151,8 @@ def move_shards(
         digests, overflowed = dict[str, str](), dict[str, int]()
         unchanged, unsure = list[str](), list[str]()
         made = making.made(shard)
-        take_turn(number, 0)
+        if (before := number - sink.writes_at_once) >= 0:
+            written[before].wait()
         for piece in pieces(shard):
             if isinstance(piece, bytes):
                 output.write(piece)
@@ -169,7 +165,6 @@ def move_shards(
                 if feed.overflowed and not may_overflow:
                     continue  # the rest is counted for the refusal
                 digest.update(data)
-                take_turn(number, output.bytes)
                 output.write(data)
                 lanes.count(len(data), file)
             if feed.overflowed and not may_overflow:
@@ -184,8 +179,7 @@ def move_shards(
         output.flush()
         written[number].set()
         sha256 = writer.finish()
-        finished[number].set()
-        if (before := number - sink.writes_at_once) >= 0:  # of two that are sent at once, the second may end first
+        if before >= 0:  # of two that are sent at once, the second may end first
             noted[before].wait()
         with one_note:  # every read so far is in this record, or in one that is noted already
             reads = tuple(read for source in noting for read in source.take())

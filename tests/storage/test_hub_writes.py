@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -127,6 +128,7 @@ class Store:
     def __init__(self, **said: Any) -> None:
         self.said = SimpleNamespace(**{"sha256": RECORD.sha256, "file_size": RECORD.bytes, "hash": "ab" * 32} | said)
         self.sent = b""
+        self.completed = 0
         self.aborted = False
 
     def start_upload_stream(self, name: str) -> "Store":
@@ -137,6 +139,9 @@ class Store:
 
     def finish(self) -> Any:
         return SimpleNamespace(xet_info=self.said)
+
+    def progress(self) -> Any:
+        return SimpleNamespace(total_bytes_completed=self.completed)
 
     def wait_to_finish(self) -> Any:
         return SimpleNamespace(dedup_metrics=SimpleNamespace(total_bytes_uploaded=7, deduped_bytes=5))
@@ -162,6 +167,30 @@ def test_a_shard_that_the_store_has_as_it_was_sent_is_finished_and_not_given_up_
     store = Store()
     writing(store).abort()
     assert store.aborted
+
+
+@pytest.mark.parametrize("end", ["sent", "stored", "given up"])
+def test_a_shard_waits_where_two_packages_are_in_memory_until_the_one_before_it_is_sent(end: str) -> None:
+    package = bytes(64 << 20)
+    first, second = Store(file_size=len(package)), Store()
+    before = XetShardWriter(lambda: first, RECORD.file)
+    writer = XetShardWriter(lambda: second, "v.safetensors", before)
+    before.write(package)
+    writer.write(package)
+    writer.write(DATA)
+    with ThreadPoolExecutor(1) as thread:
+        third = thread.submit(writer.write, DATA)
+        try:
+            assert not wait([third], 0.1).done and len(second.sent) == len(package) + len(DATA)
+            if end == "sent":
+                first.completed = len(DATA)
+            elif end == "stored":
+                before.finish()
+            else:
+                writer.abort()
+            third.result(60)
+        finally:
+            writer.abort()
 
 
 @pytest.mark.parametrize("said", [{"file_size": 19}, {"file_size": 21}, {"sha256": None}, {"file_size": None}])

@@ -173,32 +173,6 @@ def test_the_next_shard_is_written_while_the_one_before_is_finished_and_not_earl
     assert order == sorted(order) and set(order) == begun.keys()
 
 
-def test_no_more_of_a_shard_is_written_before_the_one_before_is_finished_than_the_sink_takes_meanwhile(
-    each_piece_alone: None,
-) -> None:
-    source, shards = some_shards(3, 64)
-    source.batch_bytes = 16
-    sink, bound = Sink(2), len(HEADER) + 32
-    sink.writes_at_once, sink.bytes_meanwhile = 1, bound
-    full, too_much = {shard.file: Event() for shard in shards[1:]}, Event()
-
-    def on_write(writer: Writer) -> None:
-        before = f"out{int(writer.file[3:]) - 1}"
-        if writer.file in full and before not in sink.written:
-            if len(writer.data) >= bound:
-                too_much.set()
-            elif len(writer.data) >= bound - 16:
-                full[writer.file].set()
-
-    def on_finish(writer: Writer) -> None:
-        following = full.get(f"out{int(writer.file[3:]) + 1}")
-        assert following is None or following.wait(LONG)
-        assert not too_much.wait(MOMENT)
-
-    sink.on_write, sink.on_finish = on_write, on_finish
-    assert len(move(source, shards, sink)) == len(shards)
-
-
 def test_of_two_shards_that_are_sent_at_once_the_first_is_noted_first_also_if_it_ends_last() -> None:
     source, shards = some_shards(2)
     sink, second_ends = Sink(2), Event()

@@ -152,12 +152,8 @@ def findings_on(
         message = f"{count(change.changed, 'tensor')} come from {named}, because this checkpoint has none of them: "
         hint = "They were not trained with it. The licence and terms of the original hold for the copy."
         yield Finding("warning", "like-filled", f"{message}{details['filled']}.", hint)
-    words = (words_of(found.config), words_of(found.form))
-    names = [name for names in found.parts.values() for name in names]
-    if long := [name for name in names if words[0] != words[1] and found.theirs[name].shape[:1] == words[1:]]:
-        message = f"{name_some(long)} of {named} have {words[1]} rows, but the vocabulary has {words[0]} words here."
-        hint = "A library may not load this part, or guess wrong words with it."
-        yield Finding("warning", "like-rows", message, hint)
+    names = (name for names in found.parts.values() for name in names)
+    yield from findings_on_rows({name: found.theirs[name].shape for name in names}, found.config, found.form, named)
     kinds = [config.get("model_type") for config in (found.config, found.form) if _is_one_model(config)]
     if len({*kinds}) > 1:
         message = f"model_type is {kinds[0]} here and {kinds[1]} in {named}. The copy is a {kinds[1]}."
@@ -174,6 +170,17 @@ def findings_on(
     if quantization_of(original.configs.get("", "")) is not None:
         message = f"The weights of {named} are quantized. The copy has ordinary weights."
         yield Finding("info", "like-quantized", message)
+
+
+def findings_on_rows(
+    filled: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], form: Mapping[str, Any], named: str
+) -> Iterator[Finding]:
+    """Yield a finding if what is `filled`, shapes by name, has a row for each word of another vocabulary."""
+    here, there = words_of(config), words_of(form)
+    if long := [name for name, shape in filled.items() if here not in (None, there) and shape[:1] == (there,)]:
+        message = f"{name_some(long)} of {named} have {there} rows, but the vocabulary has {here} words here."
+        hint = "A library may not load this part, or guess wrong words with it."
+        yield Finding("warning", "like-rows", message, hint)
 
 
 def _is_one_model(config: Mapping[str, Any]) -> bool:

@@ -39,9 +39,7 @@ _CLOSED = "{} was public when the job started and may not be public now"
 class HubDestination(StoreSink, Destination):
     """A repo of a Hub."""
 
-    # A shard that has the line for itself can be read back sooner. Meanwhile one package of the next, of 64 MiB, keeps
-    # the line busy, and the second one is nearly full. If that was sent too, it would hold up the end of the first.
-    writes_at_once, bytes_meanwhile = 1, 120 << 20
+    writes_at_once = 1
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +24,8 @@ from sharding.storage.hub.refusals import GO_ON
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 128 << 10  # The largest chunk of a file in a Xet store.
+_BESIDE_BYTES = 128 << 20  # Two packages of hf-xet, which sends one whole.
+_LOOK_SECONDS = 0.02
 _ASKED_BYTES = 8 << 20  # Smallest file to ask about. A smaller one is sent as fast.
 _T = TypeVar("_T")
 
@@ -60,10 +63,14 @@ class _Batch(BaseModel):
 class XetShardWriter(ShardWriter):
     """A shard that streams through hf-xet. No byte of it touches the disk."""
 
-    def __init__(self, start: Callable[[], Any], file: str) -> None:
-        """Open a stream in the upload commit of hf-xet 1.8 that `start` returns. It is for this shard alone."""
+    def __init__(self, start: Callable[[], Any], file: str, before: "XetShardWriter | None" = None) -> None:
+        """Open a stream in the upload commit of hf-xet 1.8 that `start` returns. It is for this shard alone.
+
+        The shard `before` it may still be on its way. It goes first, because it can then be read back sooner. Of this
+        one, hf-xet meanwhile gets what keeps the line busy: both have at most two packages in memory.
+        """
         self.bytes_uploaded = self.bytes_deduplicated = 0
-        self._file = file
+        self._file, self._before = file, before
         self._bytes = 0
         with self._explained():
             self._commit: Any = start()
@@ -74,6 +81,11 @@ class XetShardWriter(ShardWriter):
         whole = data.obj if isinstance(data, memoryview) else data
         is_whole = isinstance(whole, bytes) and len(whole) == len(data)  # hf-xet takes only bytes, and copies them
         with self._explained():
+            while self._before and (going := self._before._commit):
+                waiting_bytes = self._before._bytes - going.progress().total_bytes_completed
+                if waiting_bytes + self._bytes <= _BESIDE_BYTES:
+                    break
+                time.sleep(_LOOK_SECONDS)
             self._stream.write(whole if is_whole else bytes(data))
         self._bytes += len(data)
 
@@ -92,6 +104,7 @@ class XetShardWriter(ShardWriter):
 
     @override
     def abort(self) -> None:
+        self._before = None
         if commit := self._commit:
             commit.abort()
 
@@ -246,7 +259,8 @@ class StoreSink(ShardSink):
 
     @override
     def open_shard(self, file: str) -> ShardWriter:
-        self._writers.append(XetShardWriter(self._start, file))
+        before = self._writers[-1] if self._writers else None
+        self._writers.append(XetShardWriter(self._start, file, before if isinstance(before, XetShardWriter) else None))
         return self._writers[-1]
 
     def _start(self) -> Any:

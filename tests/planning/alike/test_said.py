@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from tests.commands import invoke
-from tests.planning.alike.models import MODELS, Tensors, build, edit, in_memory, load, published, rename, shapes
+from tests.planning.alike.models import (
+    MODELS,
+    Tensors,
+    build,
+    configure,
+    edit,
+    in_memory,
+    load,
+    published,
+    rename,
+    shapes,
+    shard,
+)
 from tests.planning.alike.test_filled import add_head
 
 
@@ -81,3 +93,16 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
     assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+
+
+def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    mine = in_memory(build("deepseek_v3", 1), tmp_path / "mine")
+    edit(mine, lambda state: {f"module.{name}": state[name] for name in state} | {"value.weight": torch.ones(1, 32)})
+    configure(mine, rms_norm_eps=2e-5)
+    shard(mine, tmp_path / "out", like=original)
+    [change] = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["made"]
+    listed = {"prefix": "module. ", "separated": "1 layer", "filled": "model.layers.2 ", "dropped": "value.weight"}
+    listed |= {"settings": "rms_norm_eps 2e-05"}
+    assert change["details"].keys() == listed.keys()
+    assert all(text in change["details"][what] for what, text in listed.items())
