@@ -75,9 +75,12 @@ def of_nobody(folder: Path) -> None:
     configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
 
 
-def head_of(new: str) -> Edit:
-    """A head that foresees more tokens, under another name."""
-    return lambda folder: rename(add_head("qwen3_next", folder), r"^mtp\.", new)
+def with_head(folder: Path) -> None:
+    add_head("qwen3_next", folder)
+
+
+def with_head_of_another_name(folder: Path) -> None:
+    rename(rename(add_head("qwen3_next", folder), r"^mtp\.layers\.0", "model.layers.9"), "^mtp", "model.foresight")
 
 
 REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
@@ -100,7 +103,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.1\.up_proj")}, r"up_proj.*expert 1"),
     "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
     "a head of another name": (
-        "qwen3_next", "qwen3_next", {"mine": head_of("foresight.head_"), "original": head_of("mtp.")}, "mtp .*head_fc",
+        "qwen3_next", "qwen3_next", {"mine": with_head_of_another_name, "original": with_head}, r"mtp .*layers\.9",
     ),
     "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
     "quantized": (
