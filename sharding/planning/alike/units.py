@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sharding.core.errors import SourceError
+from sharding.core.errors import Remedy, SourceError
 from sharding.core.values import Tensor
 from sharding.recipes.laid import Laid, joined, laid_of, stacked
 
@@ -124,11 +124,16 @@ def slots_of(tensors: Iterable[Tensor]) -> Iterator[Slot]:
 
 
 def units_of(slots: Iterable[Slot]) -> dict[str, Unit]:
-    """Return the units of a checkpoint by name. Raises SourceError if an expert is missing or has another shape."""
+    """Return the units of a checkpoint by name. Raises SourceError for two of one name, and experts that do not fit."""
     single = dict[str, dict[int, Tensor]]()
-    units = dict[str, Unit]()
+    units, seen = dict[str, Unit](), dict[tuple[str, int | None], Tensor]()
     for slot in slots:
         tensor = slot.tensor
+        for name in slot.units:
+            if (other := seen.setdefault((name, slot.expert), tensor)) is tensor:
+                continue
+            message = f"{other.name} and {tensor.name} are one weight under two names."
+            raise SourceError(message, "Leave one of them out, with --drop in a copy of its own.", Remedy("by_hand"))
         if slot.expert is not None:
             single.setdefault(slot.units[0], {})[slot.expert] = tensor
             continue

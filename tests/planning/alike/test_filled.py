@@ -95,9 +95,10 @@ def test_a_head_that_is_left_out_is_not_counted(tmp_path: Path) -> None:
     assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 0
 
 
-def test_a_tower_that_was_left_out_comes_from_the_original(tmp_path: Path) -> None:
-    original, whole = (published(build("gemma3", seed), tmp_path / f"{seed}") for seed in (0, 1))
-    tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith("vision_tower.")}
+@pytest.mark.parametrize(("name", "part"), [("gemma3", "vision_tower."), ("llava_next", "image_newline")])
+def test_a_tower_that_was_left_out_comes_from_the_original(name: str, part: str, tmp_path: Path) -> None:
+    original, whole = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith(part)}
     wanted = tensors(whole) | tower
     mine = edit(whole, lambda state: {key: state[key] for key in state.keys() - tower.keys()})
     shard(mine, tmp_path / "out", like=original)

@@ -42,7 +42,16 @@ def joined(folder: Path) -> Path:
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
     "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
-    "a prefix too few": ("gemma3", lambda folder: rename(folder, "^language_model.", ""), "language_model."),
+    "a prefix too few": (
+        "gemma3",
+        lambda folder: rename(folder, "^language_model.", ""),
+        "have nothing in front. The original has 'language_model.' there",
+    ),
+    "one too many": (
+        "llama",
+        lambda folder: edit(folder, lambda held: held | {"v": held["lm_head.weight"]}),
+        "Not in the original: 1 tensor",
+    ),
     "turned": ("qwen3_vl_moe", turned, "the experts of 2 layers have inputs and outputs the other way round"),
     "joined": ("llama", joined, "gate and up are in one tensor in 4 weights"),
     "names in memory": ("vit", lambda folder: in_memory(build("vit", 1), folder), "other names here"),
@@ -102,7 +111,12 @@ def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
     configure(mine, rms_norm_eps=2e-5)
     shard(mine, tmp_path / "out", like=original)
     [change] = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["made"]
-    listed = {"prefix": "module. ", "separated": "1 layer", "filled": "model.layers.2 ", "dropped": "value.weight"}
-    listed |= {"settings": "rms_norm_eps 2e-05"}
+    head = sum(name.startswith("model.layers.2.") for name in shapes(original))
+    listed = {
+        "prefix": "module. becomes none (",
+        "separated": "the experts of 1 layer",
+        "settings": "rms_norm_eps 2e-05",
+    }
+    listed |= {"filled": f"model.layers.2 ({head} tensors)", "dropped": "1 tensor, value.weight"}
     assert change["details"].keys() == listed.keys()
     assert all(text in change["details"][what] for what, text in listed.items())

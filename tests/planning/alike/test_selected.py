@@ -70,9 +70,13 @@ def test_only_then_drop_then_rename_and_what_is_missing_comes_from_elsewhere(
         choices["rename"] = ",".join(f"{old}={new}" for old, new in asked["renames"])
     if asked["fill"]:
         choices["fill_from"] = source
-    shard(mine, tmp_path / "out", **choices)
+    report = shard(mine, tmp_path / "out", **choices)
     wanted = expected(tensors(mine), **asked, source=tensors(source))
     assert unlike(tensors(tmp_path / "out"), wanted) == {}
+    told = {change.kind: change for change in report.plan.made}
+    dropped = sum(int(change.details.get("dropped", "0").split()[0]) for change in told.values())
+    filled = told["fill"].changed if "fill" in told else 0
+    assert len(wanted) == len(tensors(mine)) - dropped + filled and ("only" in told) is bool(asked["only"])
     *_, verified = job.verify(str(mine), str(tmp_path / "out"), **{k: str(v) for k, v in choices.items()})
     assert verified.verification.identical  # type: ignore[union-attr]
 
