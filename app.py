@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import spaces
 
-from sharding.core.environment import keep_loopback_direct
+from sharding.core.environment import hub_endpoint, keep_loopback_direct
 from sharding.core.errors import ShardingError
 from sharding.page import import_gradio
 
@@ -21,6 +21,7 @@ def main() -> None:
     """Serve the page until the process is stopped. Jobs that run then are interrupted, and can be resumed."""
     signal.signal(signal.SIGTERM, _stop)
     keep_loopback_direct()  # Gradio asks its own page whether it is there
+    hub_endpoint()  # before the first import of huggingface_hub, which reads it too
     from sharding.desk import Desk, Settings
 
     # Before Gradio, which takes seconds to import: an error about the folder of jobs comes at once.

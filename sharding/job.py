@@ -5,9 +5,10 @@ destination is a folder, or `owner/name`. `token` is your login there. With None
 in bytes, and times in seconds.
 
 `shard`, `run`, `compare` and `verify` are generators. They yield events while they work, and their result last. They
-work only while you ask for the next event. Nothing here prints.
+work only while you ask for the next event. Nothing here prints. `sharding.cli.show` shows a job with a bar.
 """
 
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -138,17 +139,21 @@ def shard(
 def run(request: Request, *, endpoint: str | None = None, token: str | None = None) -> Generator[Event, None, None]:
     """Do a job as `shard` does, with its source, its destination and all its options in one `request`."""
     job = _run(request, endpoint, token)
+    _close_earlier(request.destination)
     if hasattr(sys, "ps1"):  # somebody types at a prompt, or in a notebook
-        if earlier := _AT_PROMPT.get(request.destination):
-            with suppress(ValueError):  # another thread is at work on it
-                earlier.close()
-        _AT_PROMPT[request.destination] = job
+        _AT_PROMPT[os.path.normpath(request.destination)] = job
     return job
 
 
 _AT_PROMPT: WeakValueDictionary[str, Generator[Event, None, None]] = WeakValueDictionary()
 """The jobs of an interactive session, by their destinations. After an interrupt, a variable of the cell keeps its
 generator, which would hold the destination for ever."""
+
+
+def _close_earlier(destination: str) -> None:
+    if earlier := _AT_PROMPT.get(os.path.normpath(destination)):
+        with suppress(ValueError):  # another thread is at work on it
+            earlier.close()
 
 
 def _run(request: Request, endpoint: str | None, token: str | None) -> Generator[Event, None, None]:
@@ -314,6 +319,7 @@ def find_unfinished(destination: str, *, endpoint: str | None = None, token: str
 
 def discard(destination: str, *, endpoint: str | None = None, token: str | None = None) -> Discarded:
     """Remove what an unfinished job left at `destination`, with the repo if it made that. Raises DestinationError."""
+    _close_earlier(destination)
     with closing(find_destination(destination, _hub(endpoint, token))) as target:
         return target.discard()
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -16,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def certificates(folder: Path) -> tuple[Path, Path]:
-    """Write the certificate of a company, which nobody trusts, and one of its making for this machine, with its key."""
-    now, names = datetime.now(UTC), [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("localhost")]
+def certificates(folder: Path, host: str = "127.0.0.1", days: int = 1) -> tuple[Path, Path]:
+    """Write the certificate of a company, which nobody trusts, and one of its making for `host`, with its key."""
+    now, names = datetime.now(UTC), [x509.IPAddress(ip_address(host)), x509.DNSName("localhost")]
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
     company, machine = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in ("A company", "Here"))
     pems = []
@@ -27,7 +28,7 @@ def certificates(folder: Path) -> tuple[Path, Path]:
         (machine, keys[1], [x509.SubjectAlternativeName(names), x509.BasicConstraints(ca=False, path_length=None)]),
     ):
         made = x509.CertificateBuilder(company, name, key.public_key(), len(pems) + 1)
-        made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+        made = made.not_valid_before(now - timedelta(days=3)).not_valid_after(now + timedelta(days if pems else 1))
         for extension in more:
             made = made.add_extension(extension, critical=False)
         pems.append(made.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
@@ -75,9 +76,9 @@ def _pump(one: socket.socket, other: socket.socket) -> None:
 
 
 @contextmanager
-def behind_tls(address: str, folder: Path) -> Iterator[tuple[str, Path]]:
+def behind_tls(address: str, folder: Path, **of: Any) -> Iterator[tuple[str, Path]]:
     """Serve what is at `address` over TLS; give that address, and the certificate to trust."""
-    trusted, shown = certificates(folder)
+    trusted, shown = certificates(folder, **of)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(shown)
     behind = urlsplit(address)

@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from sharding import __version__
 from sharding.cli.parameters import in_groups, parsed_choice, with_options, without_shorthands
-from sharding.core.environment import as_called, called, hub_token, is_extension, proxy_logins
+from sharding.core.environment import as_called, called, hub_endpoint, hub_token, is_extension, proxy_logins
 from sharding.core.errors import Cancelled, Refused, ShardingError, UsageError, unforeseen
 from sharding.core.extras import require
 from sharding.core.limits import ROUNDS
@@ -145,6 +145,7 @@ def _command(
     def add(function: Callable[..., Any]) -> Callable[..., None]:
         def run(as_json: bool, as_events: bool = False, **values: Any) -> None:
             with _outcome(as_json or as_events, resumable=function.__name__ == "shard") as terminal:
+                hub_endpoint()  # before the first import of huggingface_hub, which reads it too
                 result = function(**values)
                 if has_events:
                     _follow(result, terminal, as_json, as_events)
@@ -352,7 +353,7 @@ def _for_people(cause: Exception | KeyboardInterrupt, resumable: bool) -> Shardi
         cause = Cancelled(str(cause) or "Cancelled.", hint if resumable else "")
     error = cause if isinstance(cause, ShardingError) else unforeseen(cause)
     secrets = dict.fromkeys(proxy_logins(), "[login]@")
-    with suppress(Refused):  # a token that cannot be read is in no message
+    with suppress(Refused, ValueError):  # a token that cannot be read is in no message
         secrets |= {token: "[token]"} if (token := hub_token()) else {}
     for secret, shown in secrets.items():  # messages of other libraries may contain them
         error.message, error.hint = (text.replace(secret, shown) for text in (error.message, error.hint))

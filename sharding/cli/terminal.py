@@ -54,6 +54,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
         self._bar = self._new_bar()
         self._latest: dict[Phase, Progress] = {}  # of each phase that is not done, in the order in which they began
         self._done = set[Phase]()
+        self._kept: list[str] = []
 
     def __enter__(self) -> "Terminal":
         logging.getLogger("sharding").addHandler(self)
@@ -89,6 +90,10 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
 
     def event(self, event: Any) -> None:
         """Show one event of a job, or what another command yields."""
+        if self._kept and not isinstance(event, ShardFinished):
+            names, self._kept = self._kept, []
+            kept = f"{count(len(names), 'shard')} ({name_some(names, _MOST_NAMES)})"
+            self._mention(f"Kept from an earlier run: {kept}", "dim")
         match event:
             case Content():
                 self._checkpoint(event)
@@ -105,8 +110,7 @@ class Terminal(logging.Handler, AbstractContextManager["Terminal"]):
             case Progress():
                 self._progress(event)
             case ShardFinished():
-                if event.kept:
-                    self._mention(f"{event.file} was finished by an earlier run and is kept.", "dim")
+                self._kept += [event.file] * event.kept
             case Verified():
                 self.verification(event.verification)
             case Probed():

@@ -20,11 +20,15 @@ SHARED_JOB_BYTES = 50_000_000_000
 
 
 def hub_endpoint() -> str:
-    """Return the address of the Hub: HF_ENDPOINT, or the public Hub. Raises UsageError if it contains a login."""
+    """Return the address of the Hub: HF_ENDPOINT, or the public Hub. Raises UsageError if it has a login or is none.
+    With some texts, huggingface_hub cannot even be imported."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
     if "@" in endpoint.partition("://")[2].partition("/")[0]:
         hint = "Remove the login from it. Set HF_TOKEN instead."
         raise UsageError("HF_ENDPOINT contains a login, and links show this address.", hint)
+    if not re.fullmatch(r"https?://([^]\s:/?#[]+|\[[\da-f:.]+\])(:\d{1,5})?(/[^\s?#]*)?", endpoint, re.I):
+        hint = "Write http:// or https:// and the host, such as https://huggingface.co."
+        raise UsageError(f"HF_ENDPOINT is {endpoint!r}, not the address of a Hub.", hint)
     return endpoint
 
 
@@ -250,7 +254,8 @@ def without_login() -> Iterator[None]:
 
 # Lists of folders. Libraries may be installed in one of them, and an empty entry means the current folder.
 _FOLDERS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
-_OTHERS = ("LANG", "LC_ALL", "TZ", *_CERTIFICATES, "HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST")
+_OF_HUB = ("HF_HUB_DISABLE_XET", "HF_XET_LOG_DEST", "HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK")
+_OTHERS = ("LANG", "LC_ALL", "TZ", *_CERTIFICATES, *_OF_HUB)
 _INHERITED = (*_FOLDERS, *_OTHERS, "PYTHONWARNINGS")
 _OF_LOADING = ("HOME", "TMPDIR", "OMP_NUM_THREADS")
 

@@ -43,14 +43,16 @@ def require(what: str, extra: str = "load") -> None:
 def install_hint(*libraries: str, extra: str = "") -> str:
     """Return how to add `libraries`, or the `extra` that has them, to this copy, as it was installed itself."""
     prefix, names = Path(sys.prefix), " ".join(libraries)
-    if (prefix / "pipx_metadata.json").is_file():
-        return f"Run `pipx inject {_NAME} {names}`."
     behind = " ".join(f"--with {library}" for library in libraries)
+    again = "Start it with `{0} {1} …`: these words come right behind `{0}`."
+    if (prefix / "pipx_metadata.json").is_file():
+        is_kept = prefix.parent.name == "venvs"
+        return f"Run `pipx inject {prefix.name} {names}`." if is_kept else again.format("pipx run", behind)
     if (prefix / "uv-receipt.toml").is_file():
         return f"Install it again, with `{behind}` right behind `uv tool install`."
     of_uv = (prefix / "pyvenv.cfg").is_file() and "\nuv = " in (prefix / "pyvenv.cfg").read_text(errors="replace")
     if of_uv and _CACHE_OF_UVX.intersection(prefix.resolve().parts):
-        return f"Start it with `uvx {behind} …`: these words come right behind `uvx`."
+        return again.format("uvx", behind)
     pip = f"uv pip install --python {shlex.quote(sys.prefix)}" if of_uv else "pip install"
     if is_extension() and not of_uv:
         pip = f"{shlex.quote(str(prefix / 'bin/python'))} -m pip install"

@@ -81,7 +81,7 @@ class Evidence:
     """What was compared, beside the BLAKE3 of every tensor.
 
     - `read`: what was read.
-    - `sampled`: bytes of the sample, if `read` is "stated". `xet`: whether the Xet hash of every file was compared.
+    - `sampled`: bytes of the sample, if `read` is "stated". `xet`: whether Xet hashes of what was sent were compared.
     - `structure`: whether safetensors opened the files and found what was planned.
     - `rebuilt`: files of the source that were put together again from the copy, for the SHA-256 that a Hub states.
     - `reread` of `weights` files of the source were read whole once more, for the hash that a Hub states.
@@ -186,8 +186,11 @@ class Verification:
         if seen.read == "stated":
             hashes = f"{'should state' if self.mismatches else 'states'} the SHA-256{' and Xet hash' * seen.xet}"
             said = [f"the Hub {hashes} of every file as it was sent"]
-            said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
-            said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
+            if self.mismatches and not seen.sampled:
+                said += ["no weights were read again"]
+            else:
+                said += [f"headers, indexes and {self.sample} of the weights were read again and compared"]
+                said += ["the rest was not, and what was read of the source was not compared with hashes of the Hub"]
         elif seen.read == "both":
             said = [f"every tensor of both was read and its BLAKE3 compared with the original's{first}"]
         else:

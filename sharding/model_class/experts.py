@@ -11,6 +11,8 @@ FUSED = (
 TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
 """Types whose experts have inputs before outputs (transformers 5.23, `is_transposed`)."""
 
+_APART = (*FUSED, "qwen3_5_moe", "lfm2_moe", "nemotron_h", "jamba", "mimo_v2_flash", "hy_v3", "laguna", "kolibri1")
+
 OLD_BLOCKS = ("mixtral", "minimax", "minimax_m2", "phimoe")
 """Types whose blocks of experts are `block_sparse_moe` in files, and `mlp` in memory."""
 
@@ -20,4 +22,4 @@ SHORT_NAMES = (*OLD_BLOCKS, "lfm2_moe")
 
 def is_stored_apart(model_type: str) -> bool:
     """Return whether libraries load the experts of this type one by one."""
-    return model_type in FUSED or model_type.removesuffix("_text") in ("qwen3_5_moe", "lfm2_moe", "nemotron_h")
+    return model_type in _APART or model_type.removesuffix("_text") in _APART

@@ -7,8 +7,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 
-from huggingface_hub import split_state_dict_into_shards_factory
-
 from sharding.core.dtypes import torch_name
 from sharding.core.errors import UsageError
 from sharding.core.extras import require
@@ -280,6 +278,8 @@ def cut(queue: Sequence[Tensor], max_shard_bytes: int, units: Mapping[str, objec
     for tensor in queue:
         if tensor.name in units:
             sizes[units[tensor.name]] = sizes.get(units[tensor.name], 0) + tensor.bytes
+    from huggingface_hub import split_state_dict_into_shards_factory
+
     split = split_state_dict_into_shards_factory(
         by_name,
         get_storage_size=lambda tensor: sizes[units[tensor.name]] if tensor.name in units else tensor.bytes,

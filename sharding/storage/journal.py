@@ -8,6 +8,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from threading import Event, Thread
+from typing import Literal
 from uuid import uuid4
 
 import psutil
@@ -147,8 +148,7 @@ class Journal:
     """A file with the `StagedJob` whose shards and records lie in the same folder.
 
     While a job writes to the folder, it locks this file and holds a lease on the folder. In a folder that machines
-    share, it holds only the lease. So it does on a disk that has no locks, or that cannot append to a file, as buckets
-    that are mounted. All methods raise OSError as files do.
+    share, it holds only the lease. So it does on a disk that has no locks. All methods raise OSError as files do.
     """
 
     def __init__(self, folder: Path, *, is_shared: bool = False) -> None:
@@ -173,9 +173,13 @@ class Journal:
         for place in (self.path.parent, self.path):
             if place.is_symlink():  # the job would write to the link's target, and empty it
                 raise OSError(errno.ELOOP, f"{place.name} in it is a link to elsewhere")
-        stream = self._open()
+        with suppress(FileExistsError):
+            open(self.path, "xb").close()
         try:
-            self._has_lock = self._has_lock and stream.writable() and _locked(stream)
+            stream, self._has_lock = _open(self.path, self._has_lock)
+        except FileNotFoundError as error:
+            raise BlockingIOError("another job has just removed it") from error
+        try:
             if self._has_lock:
                 if not os.path.exists(self.path) or not os.path.samestat(os.fstat(stream.fileno()), self.path.stat()):
                     raise BlockingIOError("another job has just removed it")
@@ -187,15 +191,6 @@ class Journal:
             raise
         self._stream = stream
 
-    def _open(self) -> FileIO:
-        try:
-            # Unbuffered: on a full disk, buffered bytes would fail once more when the file is closed.
-            return open(self.path, "ab", buffering=0)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, *CANNOT) or not self.path.exists():
-                raise
-            return open(self.path, "rb", buffering=0)
-
     def begin(self, job: StagedJob) -> int:
         """Write `job` into the journal unless it is there already; return the bytes written. Call `lock` first."""
         assert self._stream, "call lock first"
@@ -203,17 +198,10 @@ class Journal:
         if self.job() == job:  # a job that was killed has left it
             return 0
         line = line_of(job)
-        if not self._stream.writable():
-            anew = self.path.with_suffix(f".{uuid4().hex}.part")
-            with open(anew, "xb") as stream:
-                stream.write(line)
-            os.replace(anew, self.path)
-            return len(line)
-        self._stream.truncate(0)
-        view = memoryview(line)
-        while view:
-            view = view[self._stream.write(view) :]
-        os.fsync(self._stream.fileno())
+        with open(self.path, "wb") as stream:
+            stream.write(line)
+            stream.flush()
+            os.fsync(stream.fileno())
         return len(line)
 
     def remove(self) -> None:
@@ -231,12 +219,19 @@ class Journal:
         self._stream = None
 
 
-def _locked(stream: FileIO) -> bool:
-    """Lock a file. Return whether its disk has locks. Raises BlockingIOError while another job holds it."""
+def _open(path: Path, with_lock: bool, mode: Literal["rb", "r+b"] = "rb") -> tuple[FileIO, bool]:
+    """Open a file, `with_lock` if its disk has locks. Return whether it is locked. Raises BlockingIOError as `lock`."""
+    # For reading: a mounted bucket would show a file again that is removed while it is open for writing.
+    stream = open(path, mode, buffering=0)  # noqa: SIM115 - the journal closes it
     try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if with_lock:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return stream, with_lock
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        is_nfs = error.errno == errno.EBADF and mode == "rb"  # it locks only what is open for writing
+        if error.errno in _NO_LOCKS and not is_nfs:
+            return stream, False
+        stream.close()
+        if not is_nfs:
             raise
-        return False
-    return True
+    return _open(path, with_lock, "r+b")

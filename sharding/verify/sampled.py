@@ -30,12 +30,13 @@ def sampling(plan: Plan) -> Plan:
     budget = min(plan.total_bytes // _ONE_IN, MAX_SAMPLED_BYTES)
 
     def drawn(shard: Shard) -> Iterator[tuple[int, int]]:
-        header, stretch = next(iter(format_of(plan).pieces(plan, shard))), shard.bytes // _RANGES
-        start = len(header) if isinstance(header, bytes) else 0
+        pieces = format_of(plan).pieces(plan, shard)
+        start, *others = (len(piece) if isinstance(piece, bytes) else piece.bytes for piece in pieces)
+        end, stretch = start + sum(others), sum(others) // _RANGES  # with what a format puts between tensors
         yield 0, start
         if size := budget * shard.bytes // max(plan.total_bytes, 1) // _RANGES:
-            ats = [number * stretch + randbelow(stretch - size + 1) for number in range(1, _RANGES - 1)]
-            yield from ((start + at, start + at + size) for at in (0, *ats, shard.bytes - size))
+            ats = [start + number * stretch + randbelow(stretch - size + 1) for number in range(1, _RANGES - 1)]
+            yield from ((at, at + size) for at in (start, *ats, end - size))
 
     return replace(plan, shards=tuple(replace(shard, sampled=tuple(drawn(shard))) for shard in plan.shards))
 
@@ -89,7 +90,8 @@ def verify_stated(
             if not same:
                 problems.append(Mismatch(one.file, f"its bytes {one.start_byte} to {one.end_byte} are not as sent"))
     sampled = sum(one.end_byte - one.start_byte for one in samples if one.start_byte)  # weights alone
-    evidence = Evidence("stated", sampled=sampled, xet=all(record.xet_hash for record in sent), kept=kept)
+    has_xet = not kept and all(record.xet_hash for record in sent)  # in a record of an earlier run, it is only a claim
+    evidence = Evidence("stated", sampled=sampled, xet=has_xet, kept=kept)
     found = len(plan.tensors), plan.total_bytes, meter.seconds - started, evidence
     return Verification(*found, tuple(problems), plan.made, unreached=prepared.checkpoint.unreached)
 

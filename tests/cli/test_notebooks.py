@@ -14,7 +14,7 @@ from sharding import job
 from sharding.cli import show
 from sharding.cli.terminal import Terminal
 from sharding.core.errors import DestinationError
-from sharding.core.events import Progress
+from sharding.core.events import Progress, ShardFinished
 from sharding.core.options import Options, Request
 from sharding.report.schema import Report
 from tests.commands import run_process
@@ -30,7 +30,7 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def drawn(events: list[Progress]) -> str:
+def drawn(events: list[Progress | ShardFinished]) -> str:
     """What a terminal of one line gets while `events` happen."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
@@ -43,6 +43,7 @@ def drawn(events: list[Progress]) -> str:
 def test_phases_side_by_side_are_one_bar_and_a_line_for_each_that_is_done() -> None:
     events = [
         *(Progress("check", done, 5) for done in range(6)),
+        *(ShardFinished(f"{number}", 1, "", number, 300, kept=True) for number in range(300)),
         *(Progress(phase, done, 50) for done in range(50) for phase in ("transfer", "verify")),  # type: ignore[arg-type]
         *(Progress("transfer", 50, 50) for _ in range(10)),  # a phase may say more than once that it is done
         *(Progress("verify", done, 50) for done in (49, 50, 50)),
@@ -51,7 +52,8 @@ def test_phases_side_by_side_are_one_bar_and_a_line_for_each_that_is_done() -> N
     output = drawn(events)
     assert not UP.search(output)
     lines = [re.sub("\x1b\\[[?\\d;]*[A-Za-z]", "", line).rpartition("\r")[2] for line in output.split("\n")]
-    phases = ["checking what is there", "writing shards", "verifying", "comparing numbers"]
+    kept = "Kept from an earlier run: 300 shards (0, 1, 2, 3, 4 and 295 more)"
+    phases = ["checking what is there", kept, "writing shards", "verifying", "comparing numbers"]
     assert [line.partition(" ━")[0].strip() for line in lines if line.strip()] == phases
     assert len(lines) <= 2 * len(phases)
 
@@ -84,9 +86,11 @@ def test_a_cell_that_was_interrupted_does_not_keep_the_next_one_waiting(
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     events = job.shard(str(checkpoint), str(out), "20kB")
     until_shard(events)
-    again = job.shard(str(checkpoint), str(out), "20kB")
+    again = job.shard(str(checkpoint), f"{out}/", "20kB")
     if here:
         assert finish(again).verification.identical and list(events) == []
+        until_shard(events := job.shard(str(checkpoint), str(out), "60kB"))
+        assert job.discard(str(out)).found
     else:
         with pytest.raises(DestinationError, match="Another job is writing"):
             finish(again)

@@ -194,7 +194,7 @@ def test_a_job_at_work_is_left_alone_and_an_interrupt_ends_it_cleanly(checkpoint
     assert invoke("discard", out).exit_code == 0 and listing(out) == {}
     (tmp_path / "again").rename(out)
     again = invoke("shard", checkpoint, out, "-s", "20kB")
-    assert again.exit_code == 0 and "was finished by an earlier run and is kept" in again.stderr
+    assert again.exit_code == 0 and "Kept from an earlier run: " in again.stderr
 
 
 def own_terminal() -> None:

@@ -18,6 +18,7 @@ from tests.conftest import ROOT
 PLAIN = {
     **{"LANG": "C.UTF-8", "LC_ALL": "C", "TZ": "UTC", "SSL_CERT_FILE": "/etc/cert.pem", "SSL_CERT_DIR": "/etc/certs"},
     **{"HF_HUB_DISABLE_XET": "1", "HF_XET_LOG_DEST": "/var/log/xet", "PYTHONWARNINGS": "error"},
+    **dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "DISABLE_TELEMETRY", "DO_NOT_TRACK"), "1"),
 }
 FOLDERS = {"PATH": "/usr/bin", "LD_LIBRARY_PATH": "/opt/lib", "PYTHONPATH": "/opt/python"}
 OF_LOADING = {"HOME": "/home/me", "TMPDIR": "/var/tmp", "OMP_NUM_THREADS": "2"}

@@ -140,21 +140,22 @@ def test_no_index_is_said_to_have_this_package() -> None:
 @pytest.mark.parametrize(
     ("by", "files", "says"),
     [
-        ("pipx", {"pipx_metadata.json": "{}"}, "Run `pipx inject shard-my-repo ray`."),
+        ("venvs", {"pipx_metadata.json": "{}"}, "Run `pipx inject x2qCh ray`."),
+        (".cache", {"pipx_metadata.json": "{}"}, "Start it with `pipx run --with ray …`"),
         ("uv tool", {"uv-receipt.toml": ""}, "with `--with ray` right behind `uv tool install`."),
         ("archive-v0", {}, "Start it with `uvx --with ray …`"),
         ("venv", {}, "Run `uv pip install --python {} "),
         ("hf-shard", {"pyvenv.cfg": "home = /usr/bin\n"}, "Run `{}/bin/python -m pip install "),
     ],
-    ids=["pipx", "uv tool install", "uvx", "uv venv", "extension of hf"],
+    ids=["pipx", "pipx run", "uv tool install", "uvx", "uv venv", "extension of hf"],
 )
 def test_whoever_did_not_install_with_pip_gets_the_command_that_works_there(
     by: str, files: dict[str, str], says: str, lacking: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As pipx 1.8 and uv 0.13 leave it."""
+    """As pipx 1.18 and uv 0.13 leave it."""
     prefix = tmp_path / by / "x2qCh"
     prefix.mkdir(parents=True)
-    uv = "" if by == "pipx" else "uv = 0.13.9\n"
+    uv = "" if "pipx_metadata.json" in files else "uv = 0.13.9\n"
     for name, text in {"pyvenv.cfg": f"home = /usr/bin\nimplementation = CPython\n{uv}", **files}.items():
         (prefix / name).write_text(text)
     monkeypatch.setattr(sys, "prefix", str(prefix))

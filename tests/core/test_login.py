@@ -1,6 +1,8 @@
 """Which login is used, what is said of one that cannot be read, and how a page is addressed."""
 
+import json
 import os
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ import pytest
 from sharding.core.environment import hub_endpoint, hub_token, result_page, space_hosts
 from sharding.core.errors import Refused, UsageError
 from sharding.core.limits import MAX_STORED_TOKENS_BYTES, MAX_TOKEN_BYTES
+from tests.commands import run_process
+from tests.conftest import environment
 
 
 @pytest.fixture
@@ -101,8 +105,22 @@ def test_a_login_in_the_address_of_the_hub_is_shown_nowhere(login: str, monkeypa
     assert "hf_secret" not in "".join(traceback.format_exception(refused.value))
 
 
+@pytest.mark.parametrize(
+    "text", ["localhost:80", "ftp://hub", "https://", "http://[::1", "http://hub ", '"http://hub"']
+)
+def test_what_is_no_address_of_a_hub_is_named_before_anything_else(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", text)
+    with pytest.raises(UsageError, match=re.escape(f"HF_ENDPOINT is {text.rstrip('/')!r}, not the address of a Hub.")):
+        hub_endpoint()
+
+
+def test_an_address_that_huggingface_hub_cannot_be_imported_with_is_wrong_usage() -> None:
+    done = run_process("inspect", "gpt2", "--json", env=environment() | {"HF_ENDPOINT": "http://[::1"})
+    assert (done.returncode, json.loads(done.stdout)["error"]["kind"]) == (2, "UsageError"), done.stderr
+
+
 def test_an_address_of_a_hub_without_a_login_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("http://127.0.0.1:8080", "https://hub.example/a@b"):
+    for address in ("http://127.0.0.1:8080", "https://hub.example/a@b", "HTTP://[::1]:80"):
         monkeypatch.setenv("HF_ENDPOINT", f"{address}/")
         assert hub_endpoint() == address
     for forget in (lambda: monkeypatch.setenv("HF_ENDPOINT", ""), lambda: monkeypatch.delenv("HF_ENDPOINT")):

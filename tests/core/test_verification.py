@@ -63,7 +63,8 @@ def test_the_method_says_what_was_compared_and_no_more(one: Verification) -> Non
         is_stated and not one.mismatches,
         is_stated and seen.xet,
     )
-    assert ("the rest was not" in said) == is_stated == ("what was read of the source was not compared" in said)
+    is_sampled = is_stated and bool(seen.sampled or not one.mismatches)
+    assert ("the rest was not" in said) == is_sampled == ("what was read of the source was not compared" in said)
     assert ("within the tolerance" in said) == bool(one.within)
     proved = (" have the SHA-256" in said or " have the hash that" in said) and "should have" not in said
     assert not (proved and one.mismatches)

@@ -14,7 +14,7 @@ from sharding.core.verification import Verification
 from tests.clusters import Cluster
 from tests.commands import invoke
 from tests.fleets import alone, assert_same_folders, assert_same_repos, fleet, variables
-from tests.folders import finish, tensors
+from tests.folders import finish, kept, tensors, until_shard
 from tests.hubs import TOKEN, download, exists, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.planning.alike.models import build, edit, in_memory, published, rename, shapes, unlike
@@ -75,6 +75,22 @@ def test_files_of_the_original_of_which_nothing_is_needed_are_not_read(
     for mine, files in ((repos[0], read[0] + read[1]), (whole, read[2])):
         evidence = shard(hub, mine, f"{mine}-like", Options("30kB", like=repos[1])).verification.evidence
         assert evidence.weights == files
+
+
+@pytest.mark.parametrize("to_hub", [True, False])
+def test_a_job_that_was_interrupted_goes_on(
+    to_hub: bool, hub: InHouse, repos: tuple[str, str], folders: Folders, name: str, tmp_path: Path
+) -> None:
+    mine, original = repos if to_hub else map(str, folders[:2])
+    place, told = name if to_hub else str(tmp_path / "out"), {"endpoint": hub.address, "token": TOKEN}
+    for stop in (True, False):
+        events = job.shard(mine, place, Options("20kB", like=original), **told)  # type: ignore[arg-type]
+        if stop:
+            until_shard(events, 2, stop=True)
+    *went_on, _ = events
+    assert kept(went_on)
+    result = download(hub, name, tmp_path / "result") if to_hub else tmp_path / "out"
+    assert unlike(tensors(result), tensors(folders[2])) == {}
 
 
 @pytest.mark.parametrize("spoiled", ["model.norm.weight", "model.layers.2.enorm.weight"])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -43,7 +44,7 @@ def write_holes(path: Path, dtype: str, shapes: Mapping[str, tuple[int, ...]]) -
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in sorted(shapes.items()):
-        start, end = end, end + ITEM_BYTES[dtype] * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        start, end = end, end + ITEM_BYTES[dtype] * prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     with open(path, "wb") as stream:
@@ -108,6 +109,33 @@ def test_weights_of_28672_by_8192_that_lie_transposed_become_ordinary_ones_withi
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     report = run(folder, tmp_path / "out", "--dequantize", "--max-shard-size", "500MB")
     assert report["verification"]["identical"] and len(report["shards"]) == 2
+    assert report["resources"]["peak_anon_bytes"] <= 200_000_000
+
+
+def write_experts(folder: Path, form: str, wrapper: str = "") -> Path:
+    """Write 600 MB of experts in two layers, as `form` has them: one by one, in one tensor, or in one that is turned."""
+    folder.mkdir()
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes: dict[str, tuple[int, ...]] = {f"{wrapper}model.norm.weight": (WIDTH,)}
+    for of in (f"{wrapper}model.layers.{layer}.mlp.experts." for layer in range(2)):
+        matrices = {"gate_up_proj": (1536, WIDTH), "down_proj": (WIDTH, 768)}
+        if form == "separate":
+            matrices |= {"gate_proj": (768, WIDTH), "up_proj": (768, WIDTH)}
+            del matrices["gate_up_proj"]
+            shapes |= {f"{of}{n}.{name}.weight": shape for n in range(32) for name, shape in matrices.items()}
+        else:
+            step = -1 if form == "turned" else 1
+            shapes |= {f"{of}{name}": (32, *shape[::step]) for name, shape in matrices.items()}
+    write_holes(folder / "model.safetensors", "BF16", shapes)
+    return folder
+
+
+@pytest.mark.parametrize(("mine", "form"), [("separate", "fused"), ("fused", "separate"), ("fused", "turned")])
+def test_experts_get_the_form_of_an_original_within_200_mb(mine: str, form: str, tmp_path: Path) -> None:
+    source, original = write_experts(tmp_path / "in", mine, "module."), write_experts(tmp_path / "original", form)
+    report = run(source, tmp_path / "out", "--like", original)
+    assert report["verification"]["identical"]
     assert report["resources"]["peak_anon_bytes"] <= 200_000_000
 
 

@@ -17,7 +17,7 @@ from sharding.core.origin import Place
 from sharding.localhub import xet
 from sharding.storage.hub import client as room
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.source import XET_TRIES, HubSource, open_repo
+from sharding.storage.hub.source import READ_TIMEOUT_SECONDS, XET_TRIES, HubSource, open_repo
 from tests.hubs import SOURCE, TOKEN, shard
 from tests.inhouse import InHouse
 
@@ -123,6 +123,20 @@ def test_a_store_is_asked_twice_before_it_counts_as_away_and_never_again(
         for file in source.files:
             assert len(b"".join(source.read(file.path, 0, file.bytes))) == file.bytes
     assert knocks == [address] * 2
+
+
+def test_a_host_of_files_that_says_nothing_is_asked_twice_in_less_than_a_minute(
+    hub: InHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public Hub keeps what plain HTTP reads at the same place as its store."""
+    assert 2 * READ_TIMEOUT_SECONDS < 60
+    monkeypatch.setattr("sharding.storage.hub.source.READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(Hub, "least_xet_bytes", 10**9)
+    source = open_repo(Hub(hub.address, TOKEN), Place("hub", SOURCE))
+    gone = pytest.raises(SourceError, match="cannot be reached: timed out")
+    with silence() as address, hub.failing(f"away={address}@GET .*/resolve/"), gone:
+        list(source.read(MODEL, 0, 100))
+    assert hub.asked("/resolve/") == 2
 
 
 def test_a_store_that_answers_and_fails_is_gone_around_after_a_second_failure(hub: InHouse) -> None:

@@ -5,13 +5,16 @@ mount. Everything is kept in the folder BELOW. WHAT it lacks:
 
 - `sync`: the sync of a folder, as older CIFS.
 - `locks`: flock, as some network drives.
-- `append`: it only writes new files, from their beginning to their end, as a bucket that rclone mounts.
+- `append`: it only writes new files, from their beginning to their end, as a bucket that rclone mounts: a file that is
+  there can be opened for writing, but not written or closed, and one that is removed meanwhile is there again.
 - `size`: files are at most `MOST_BYTES` long, as FAT32 has it for 4 GiB.
 """
 
 import ctypes
 import errno
+import fcntl
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -31,11 +34,11 @@ class Disk:
         self.lacks = lacks
         self.paths = {1: below}
         self.nodes = {below: 1}
-        self.ends: dict[int, int] = {}  # by file handle: where the next byte is to be written
+        self.ends: dict[int, int] = {}  # by file handle: where the next byte of a new file is to be written
         self.opcodes: dict[int, Callable[[int, bytes], bytes]] = {
             **{1: self.lookup, 3: self.getattr, 4: self.setattr, 9: self.mkdir, 10: self.unlink, 11: self.unlink},
             **{12: self.rename, 14: self.open, 15: self.read, 16: self.write, 17: self.statfs, 18: self.release},
-            **{20: self.nothing, 25: self.nothing, 26: self.init, 27: lambda *_: bytes(16), 28: self.readdir},
+            **{20: self.nothing, 25: self.flush, 26: self.init, 27: lambda *_: bytes(16), 28: self.readdir},
             **{
                 29: self.nothing,
                 30: self.fsyncdir,
@@ -116,12 +119,12 @@ class Disk:
 
     def open(self, node: int, body: bytes) -> bytes:
         (flags,) = struct.unpack_from("<I", body)
-        if self.lacks == "append" and flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_TRUNC:
-            raise PermissionError(errno.EPERM, "only new files are written")
-        return self.opened(os.open(self.paths[node], flags & ~(os.O_APPEND | os.O_NOFOLLOW)))
+        handle = os.open(self.paths[node], flags & ~(os.O_APPEND | os.O_NOFOLLOW))
+        return self.opened(handle, is_new=bool(flags & os.O_TRUNC))
 
-    def opened(self, handle: int) -> bytes:
-        self.ends[handle] = os.fstat(handle).st_size
+    def opened(self, handle: int, is_new: bool = True) -> bytes:
+        if is_new:
+            self.ends[handle] = 0
         return struct.pack("<QII", handle, 0, 0)
 
     def create(self, node: int, body: bytes) -> bytes:
@@ -135,7 +138,7 @@ class Disk:
     def write(self, _: int, body: bytes) -> bytes:
         handle, offset, size = struct.unpack_from("<QQI", body)
         data = body[40 : 40 + size]
-        if self.lacks == "append" and offset != self.ends[handle]:
+        if self.lacks == "append" and offset != self.ends.get(handle):
             raise PermissionError(errno.EPERM, "only one byte after the other")
         if self.lacks == "size":
             data = data[: max(0, MOST_BYTES - offset)]
@@ -145,8 +148,19 @@ class Disk:
         self.ends[handle] = offset + written
         return struct.pack("<II", written, 0)
 
-    def release(self, _: int, body: bytes) -> bytes:
-        os.close(struct.unpack_from("<Q", body)[0])
+    def flush(self, _: int, body: bytes) -> bytes:
+        (handle,) = struct.unpack_from("<Q", body)
+        is_old = handle not in self.ends and fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if self.lacks == "append" and is_old:
+            raise PermissionError(errno.EPERM, "only new files are written")
+        return b""
+
+    def release(self, node: int, body: bytes) -> bytes:
+        (handle,) = struct.unpack_from("<Q", body)
+        if self.lacks == "append" and handle in self.ends and not os.fstat(handle).st_nlink:
+            shutil.copyfile(f"/proc/self/fd/{handle}", self.paths[node])
+        self.ends.pop(handle, None)
+        os.close(handle)
         return b""
 
     def fsyncdir(self, *_: object) -> bytes:

@@ -53,7 +53,7 @@ class Recorder:
     dies_at: int | None = None
     steps: list[Step] = field(default_factory=list)
     _paths: dict[int, Path] = field(default_factory=dict)
-    _files: list["_Watched"] = field(default_factory=list)
+    _files: list[io.FileIO] = field(default_factory=list)
     _lock: Any = field(default_factory=RLock)
 
     @property
@@ -74,7 +74,9 @@ class Recorder:
     def opened(self, path: Any, mode: str = "r", buffering: int = -1, *more: Any, **options: Any) -> Any:
         """Open a file as `open` does, so that what is written to it is seen."""
         if isinstance(path, int) or not set(mode) & set("wax+"):
-            return _OPEN(path, mode, buffering, *more, **options)
+            file = _OPEN(path, mode, buffering, *more, **options)
+            self._files += [file] * (buffering == 0)  # a job has no other open for long
+            return file
         if "a" not in mode or not os.path.exists(path):
             self.take("create", path)
         raw = _Watched(path, mode.replace("b", "").replace("t", ""), self)

@@ -1,8 +1,10 @@
 """A journal says at every moment whose job a folder is."""
 
+import errno
 import fcntl
 import os
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,23 @@ def test_what_a_journal_is_told_is_counted_and_on_the_disk(tmp_path: Path, monke
     assert synced == [written] == [journal.path.stat().st_size]
     journal.remove()
     assert not (tmp_path / JOURNAL_NAME).exists() and not journal.is_ours
+
+
+def test_a_disk_that_locks_only_what_is_open_for_writing_still_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does, whose answer is EBADF."""
+    lock = fcntl.flock
+
+    def over_nfs(stream: FileIO, how: int) -> None:
+        if not stream.writable():
+            raise OSError(errno.EBADF, "not open for writing")
+        lock(stream, how)
+
+    monkeypatch.setattr(fcntl, "flock", over_nfs)
+    first = held(tmp_path)
+    (tmp_path / LEASE_NAME).unlink()
+    with pytest.raises(BlockingIOError):
+        Journal(tmp_path).lock()
+    first.close()
+    held(tmp_path).close()

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub.utils import close_session
@@ -89,6 +90,20 @@ def test_the_certificate_of_a_company_is_missed_with_the_variable_for_it(
         assert job.inspect(SOURCE, endpoint=address, token=TOKEN).tensors
 
 
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [({"days": -1}, "certificate has expired"), ({"host": "10.0.0.1"}, "certificate is not valid for '127.0.0.1'")],
+)
+def test_a_certificate_that_is_out_of_date_or_of_another_host_is_told_from_one_that_is_not_trusted(
+    hub: InHouse, tmp_path: Path, of: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with behind_tls(hub.address, tmp_path, **of) as (address, trusted):
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        message, hint = refused(address, SourceError)
+        assert message.startswith(f"{address} cannot be reached: ") and says in message
+        assert "clock" in hint and "SSL_CERT_FILE" not in hint
+
+
 def test_once_it_is_named_a_job_passes_to_the_end_and_so_does_what_goes_to_the_store(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +142,13 @@ def test_a_proxy_that_refuses_a_host_is_told_from_the_hub(
         message, help = refused("https://hub.invalid", SourceError)
         assert message.startswith(f"https://hub.invalid cannot be reached: {says}") and hint in help
         assert "HTTPS_PROXY" in help and len(asked) == 1
+
+
+def test_a_proxy_that_does_not_answer_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "NETWORK_TRIES", 1)
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy.invalid:3128")
+    message, hint = refused("https://hub.invalid", SourceError)
+    assert "the proxy that HTTPS_PROXY names" in hint and "secret" not in message + hint
 
 
 def test_a_job_passes_a_proxy_that_asks_for_a_login(hub: InHouse, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

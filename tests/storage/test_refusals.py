@@ -30,7 +30,7 @@ WRITES = {
     "no right to create": ("status:403@POST /api/repos/create", "The login does not allow it", "may create repos"),
     "no right to write": ("status:403@.*/commit/", "The login does not allow it", "may write there"),
     "words": ("status:400@.*/commit/", "does not accept", "complains about"),
-    "no login": ("status:401@.*/commit/", "not valid or has expired", "Sign in"),
+    "no login": ("status:401@.*/commit/", "not valid or has expired", "HF_TOKEN counts before"),
     "somebody else": ("status:409@.*/commit/", "changed it just now", "Start again"),
     "size": ("status:413@.*/commit/", "larger than the Hub accepts", "smaller shard size"),
     "trouble": ("status:507@.*/commit/", "internal problem", "later"),

@@ -30,6 +30,7 @@ from sharding.storage.hub.staging import STAGING_BRANCH
 from sharding.verify.sampled import sampling
 from tests.conftest import random_tensors, write_checkpoint
 from tests.folders import finish, kept, until_shard
+from tests.ggufs import MODEL, gguf, key, layers
 from tests.hubs import TOKEN, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
@@ -58,9 +59,9 @@ lfs = pytest.mark.parametrize("hub", [False], ids=["lfs"], indirect=True)
 xet = pytest.mark.parametrize("hub", [True], ids=["xet"], indirect=True)
 
 
-def begin(hub: InHouse, options: Options | str = SIZE, **more: Any) -> Iterator[Any]:
+def begin(hub: InHouse, options: Options | str = SIZE, *, source: str = SOURCE, **more: Any) -> Iterator[Any]:
     more = {"proof": "stated", "endpoint": hub.address, "token": TOKEN, **more}
-    return job.shard(SOURCE, MADE, options, **more)
+    return job.shard(source, MADE, options, **more)
 
 
 def ended(events: Iterator[Any]) -> str:
@@ -198,6 +199,22 @@ def test_a_changed_byte_in_the_sample_or_in_a_header_is_noticed(hub: InHouse, at
     assert not exists(hub, MADE)
 
 
+@lfs
+def test_the_last_weights_of_a_gguf_file_are_in_its_sample_wherever_its_tensors_lie(
+    hub: InHouse, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "gguf").mkdir()
+    (folder / "m-Q4_K.gguf").write_bytes(gguf(layers(60), [*MODEL, key("general.alignment", 256)], alignment=256))
+    (folder / ".gitattributes").write_text("*.gguf filter=lfs diff=lfs merge=lfs -text\n")
+    push(hub, folder, "alice/gguf")
+    events = begin(hub, "single-file", source="alice/gguf")
+    one = until_shard(events)
+    flip(hub, one.file, one.bytes - 250)  # in the last tensor, before what fills it up
+    assert "are not as sent" in ended(events) and not exists(hub, MADE)
+    assert finish(begin(hub, "200kB", source="alice/gguf")).verification.outcome.kind == "stated"
+    assert compare(hub, "alice/gguf", MADE).identical
+
+
 @pytest.mark.parametrize("sent", ["other bytes", "nothing"])
 @xet
 def test_what_is_sampled_while_shards_arrive_counts_and_what_cannot_be_read_then_is_read_later(
@@ -260,6 +277,7 @@ def test_shards_of_an_earlier_run_are_kept_if_the_source_still_gives_them(hub: I
     events = [*begin(hub)]
     proof = events[-1].verification
     assert kept(events) == proof.evidence.kept >= 1 and proof.outcome.kind == "stated"
+    assert "Xet" not in proof.method  # whoever wrote the record may have written that hash, too
     assert "of an earlier run compared with the source's tensors first" in proof.method
     assert compare(hub, SOURCE, MADE).identical
 

@@ -14,8 +14,10 @@ from sharding.core.values import Finding, Tensor
 from sharding.formats.quantization import is_quantized
 from sharding.model_class.class_table import causal_class, ties
 from sharding.model_class.experts import OLD_BLOCKS, SHORT_NAMES, is_stored_apart
+from sharding.planning.alike.told import findings_on_rows, refuse_quantized
 from sharding.planning.alike.units import PARTS, Slot, Unit, slots_of, units_of
 from sharding.planning.draft import Draft
+from sharding.planning.order import natural_key
 
 _TEXTS = (
     ("thinker.model.", "thinker.lm_head."),
@@ -38,6 +40,8 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepr
 def chosen(draft: Draft) -> Draft:
     """Return `draft` with the tensors, names and form that its options ask for. Raises UsageError, SourceError."""
     options = draft.options
+    if options.text_only or options.experts or options.fill:
+        refuse_quantized(draft)
     if options.only or options.drop:
         draft = _selected(draft)
     if options.rename:
@@ -168,7 +172,11 @@ def _with_experts(draft: Draft) -> Draft:
             inside = {name.rpartition(".")[2]: unit for name, unit in of_experts.items() if name.startswith(f"{of}.*.")}
             made += _fused(of, inside) if want == "fused" else _separate(of.replace(*names), inside, short=short)
     how = "in one tensor a layer" if want == "fused" else "one by one"
-    return _changed(draft, made, "experts", f"with experts {how}", "The form of the experts")
+    draft = _changed(draft, made, "experts", f"with experts {how}", "The form of the experts")
+    ends = " to ".join(dict.fromkeys(which(done, key=natural_key) for which in (min, max)))
+    told = f"the experts of {count(len(done), 'layer')}: {ends}"
+    change = replace(draft.made[-1], details={"fused" if want == "fused" else "separated": told})
+    return replace(draft, made=(*draft.made[:-1], change))
 
 
 def _fused(of: str, inside: Mapping[str, Unit]) -> list[Tensor]:
@@ -217,7 +225,9 @@ def _filled(draft: Draft) -> Draft:
         evidence=text,
         details={"filled": named[:1900]},
     )
-    findings = (*draft.findings, Finding("info", "filled", message))
+    config, form = (as_object(parsed_json(one.configs.get("", ""))) for one in (draft, other))
+    rows = findings_on_rows({one.name: one.shape for one in new}, config, form, other.source.words)
+    findings = (*draft.findings, Finding("info", "filled", message), *rows)
     return replace(_with_tensors(draft, tensors), made=(*draft.made, change), findings=findings)
 
 

@@ -24,12 +24,13 @@ from sharding.storage.hub.answers import (
 
 SIGN_IN = "To sign in, run `hf auth login` or set HF_TOKEN."
 GO_ON = "Start the same job again. It goes on where it stopped."
+AROUND = "Or set HF_HUB_DISABLE_XET=1: then files pass the Hub."
 NO_LOGIN, SIGN_IN_AGAIN = "The login is not valid or has expired", "Sign in, then start the same job again."
 
 _STORAGE = "Free some storage on the Hub, or choose a smaller shard size."
 _BY_STATUS = {
     400: ("The Hub does not accept the request", "Change what the Hub complains about, then start again."),
-    401: (NO_LOGIN, f"{SIGN_IN_AGAIN} {SIGN_IN}"),
+    401: (NO_LOGIN, f"{SIGN_IN_AGAIN} {SIGN_IN} HF_TOKEN counts before a saved login."),
     402: ("The Hub wants to be paid for it", "Free some storage on the Hub, or ask the owner of the account."),
     403: ("The login does not allow it", "Use a token that may write there, or choose another namespace."),
     404: ("The Hub cannot find it", "Check the name, and whether somebody has just deleted it."),
@@ -95,7 +96,7 @@ def explanation(
             hint = "Check that HF_ENDPOINT is the address of a Hub that you trust."
             return family(f"{endpoint} {error}{request}.", hint)
         case StoreAway():
-            hint = "Ask for it to be let through your network. Or set HF_HUB_DISABLE_XET=1: then files pass the Hub."
+            hint = f"Ask for it to be let through your network. {AROUND}"
             return family(f"{endpoint} answers, but its Xet store does not, {error}.", hint)
         case GarbledAnswer():
             hint = "A proxy may have answered instead of the Hub. Start the same job again later."
@@ -140,7 +141,7 @@ def explanation(
             return family(message, hint)
         case Exception() if refuses_argument(error):
             hint = "Check HF_ENDPOINT, your token, and the names of files and branches."
-            return family(f"The request to {endpoint} about {repo_id} cannot be sent: {error}.", hint)
+            return family(f"The request to {endpoint} about {repo_id} cannot be sent: {str(error).rstrip('.')}.", hint)
         case httpx2.RequestError() | ConnectionError() | TimeoutError():
             what, hint = way_out(error)
             message = f"{_asked_host(error, endpoint)} cannot be reached: {what or error or type(error).__name__}."
@@ -202,8 +203,10 @@ def _asked_host(error: Exception, endpoint: str) -> str:
 
 
 def way_out(error: Exception) -> tuple[str, str]:
-    """Return what happened, to be put behind "cannot be reached", and what to do; ("", "") if it may pass."""
+    """Return what happened, to be put behind "cannot be reached", and what to do; "" for what others say as well."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        if match := re.search(r"failed: (.*(?:expired|not yet valid|mismatch).*) \(", str(error)):
+            return match[1], "Check the address and the clock of this machine, or tell who runs the Hub."
         name, path = certificates()
         hint = f"If your network reads what passes, set {name} to a file with its certificate (PEM)."
         if path:
@@ -215,6 +218,8 @@ def way_out(error: Exception) -> tuple[str, str]:
             return "the proxy asks for a login", f"Write it into {variable}: http://user:password@host:port."
         hint = f"Ask who runs the proxy to let it pass. Or check {variable}, or add the host to NO_PROXY."
         return f"the proxy refuses it ({error})", hint
+    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout)) and (variable := next(iter(proxies()), "")):
+        return "", f"Check the network, and the proxy that {variable} names. {GO_ON}"
     return "", ""
 
 

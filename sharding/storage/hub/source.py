@@ -42,7 +42,7 @@ HUB_JOIN_GAP_BYTES = 512 << 10
 
 CONNECT_SECONDS = 10  # Longest time to connect for a read.
 XET_TRIES = 2  # Failures of hf-xet, each after minutes of its own tries, after which files are read over plain HTTP.
-READ_TIMEOUT_SECONDS = 30  # Longest silence while a file is read. After it, a new connection continues the read.
+READ_TIMEOUT_SECONDS = 25  # Longest silence while a file is read. After it, a new connection continues the read.
 _REF = TypeAdapter(Place)
 
 
@@ -185,7 +185,7 @@ class HubSource(Source):
                         raise
                     self._group = None
                     self._hub.forget_access()
-                    tries += 1
+                    tries += 3 if isinstance(error, httpx2.TimeoutException) else 1  # a silent host is given a minute
                     self._xet_fails = self._xet_fails or (with_xet and tries >= XET_TRIES)
                     wait_to_retry(error, tries)
 

@@ -19,7 +19,7 @@ from sharding.core.threads import readers
 from sharding.core.values import ShardRecord
 from sharding.storage.hub.answers import OddAnswer, parsed
 from sharding.storage.hub.client import Hub
-from sharding.storage.hub.refusals import GO_ON
+from sharding.storage.hub.refusals import AROUND, GO_ON
 
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20
@@ -120,7 +120,7 @@ class XetShardWriter(ShardWriter):
             message = f"The login is no longer valid, or has no permission to upload {self._file}."
             raise DestinationError(message, f"Sign in again. {GO_ON}", Remedy("sign_in")) from error
         except (RuntimeError, OSError) as error:
-            raise DestinationError(f"The upload of {self._file} broke off: {error}.", GO_ON) from error
+            raise DestinationError(f"The upload of {self._file} broke off: {error}.", f"{GO_ON} {AROUND}") from error
 
 
 class LfsShardWriter(ShardWriter):

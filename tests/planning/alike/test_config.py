@@ -34,13 +34,13 @@ def pair(tmp_path: Path) -> Folders:
 
 def test_values_of_mine_stand_where_the_original_has_them_and_both_are_reported(pair: Folders, tmp_path: Path) -> None:
     mine, original = pair
-    configure(mine, max_position_embeddings=777, rms_norm_eps=2e-5)
+    configure(mine, max_position_embeddings=777, rms_norm_eps=2e-5, transformers_version="1.0")
     before = configure(original, text_config__max_position_embeddings=555)
     report = shard(mine, tmp_path / "out", like=original)
     after = configure(tmp_path / "out")
     assert after["text_config"]["max_position_embeddings"] == 777 and after["text_config"]["rms_norm_eps"] == 2e-5
-    assert all(text in words(report) for text in ("max_position_embeddings", "777", "555"))
-    for key in ("architectures", "model_type", "vision_config", "mm_tokens_per_image"):
+    assert "text_config.max_position_embeddings 777 (original 555)" in words(report)
+    for key in ("architectures", "model_type", "transformers_version", "vision_config", "mm_tokens_per_image"):
         assert after[key] == before[key]
     assert after["text_config"]["model_type"] == before["text_config"]["model_type"]
     assert after.keys() == before.keys() and "max_position_embeddings" not in after

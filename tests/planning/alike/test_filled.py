@@ -83,12 +83,22 @@ def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_
     configure(mine, num_nextn_predict_layers=0)
     report = shard(mine, tmp_path / "out", like=original)
     assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1
-    assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", words(report))
+    by_hand = shard(mine, tmp_path / "by hand", fill="model.layers.2.*", fill_from=original)
+    for told in map(words, (report, by_hand)):
+        assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", told)
 
 
-def test_a_tower_that_was_left_out_comes_from_the_original(tmp_path: Path) -> None:
-    original, whole = (published(build("gemma3", seed), tmp_path / f"{seed}") for seed in (0, 1))
-    tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith("vision_tower.")}
+def test_a_head_that_is_left_out_is_not_counted(tmp_path: Path) -> None:
+    original, mine = (published(build("deepseek_v3", seed), tmp_path / f"{seed}") for seed in (0, 1))
+    configure(original, num_nextn_predict_layers=0)
+    shard(add_head("deepseek_v3", mine), tmp_path / "out", like=original)
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 0
+
+
+@pytest.mark.parametrize(("name", "part"), [("gemma3", "vision_tower."), ("llava_next", "image_newline")])
+def test_a_tower_that_was_left_out_comes_from_the_original(name: str, part: str, tmp_path: Path) -> None:
+    original, whole = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))
+    tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith(part)}
     wanted = tensors(whole) | tower
     mine = edit(whole, lambda state: {key: state[key] for key in state.keys() - tower.keys()})
     shard(mine, tmp_path / "out", like=original)

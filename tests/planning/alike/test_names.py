@@ -34,11 +34,13 @@ from tests.scenarios.architectures import ARCHITECTURES
 WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.")
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
+    "base_layer.": ("llama", r"(?<=[qv]_proj)\.", ".base_layer."),
     "model. is missing": ("llama", r"^model\.", ""),
     "language_model. is missing": ("gemma3", r"^language_model\.", ""),
     "language_model. is missing in model.": ("qwen3_5", r"^model\.language_model\.", "model."),
     "one prefix for another": ("gemma3", "^language_model", "text_decoder"),
     "the names of older versions": ("qwen2_5_vl", r"^model\.", "model.language_model."),
+    "a wrapper in the middle": ("llama", r"\.mlp\.", "._checkpoint_wrapped_module.mlp."),
     "prefix upon prefix": ("gemma3", r"^(language_model\.)?", "module."),
 }
 """A model, and what trainers have made of the names of its tensors."""
@@ -83,6 +85,24 @@ def test_a_thinker_saved_alone_gets_its_names_and_its_talker_back(tmp_path: Path
     shard(tmp_path / "mine", tmp_path / "out", like=original)
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}  # the talker is the same in both
     assert configure(tmp_path / "out")["architectures"] == ["Qwen2_5OmniForConditionalGeneration"]
+
+
+def other_names(held: Tensors) -> Tensors:
+    """What BERT calls its norms, and gate and up as Phi-3 and GLM-4 join them."""
+    new = {"weight": "LayerNorm.gamma", "bias": "LayerNorm.beta"}
+    names = {name: re.sub("LayerNorm.(weight|bias)", lambda old: new[old[1]], name) for name in held}
+    gates = {name: name.replace("gate_proj", "up_proj") for name in held if "gate_proj" in name}
+    joined = {gate.replace("gate", "gate_up"): torch.cat([held[gate], held[up]]) for gate, up in gates.items()}
+    return {names[name]: held[name] for name in held if name not in {*gates, *gates.values()}} | joined
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_weights_get_the_names_of_the_original_or_are_joined_as_there_and_back(name: str, tmp_path: Path) -> None:
+    for there, here in ((other_names, dict), (dict, other_names)):
+        original, mine, wanted = (published(build(name, n > 0), tmp_path / there.__name__ / f"{n}") for n in range(3))
+        edit(original, there), edit(mine, here), edit(wanted, there)  # type: ignore[arg-type]
+        shard(mine, tmp_path / there.__name__ / "out", like=original)
+        assert unlike(tensors(tmp_path / there.__name__ / "out"), tensors(wanted)) == {}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "granitemoe", "vit", "clip"])
@@ -171,8 +191,9 @@ def test_a_tied_head_is_stored_where_the_original_stores_one(
     model = _llama(tmp_path / "mine", 1, True)
     if has_head:
         edit(tmp_path / "mine", _with_head)
-    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    report = shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
     assert shapes(tmp_path / "out") == shapes(tmp_path / "original")
+    assert "does not have" not in words(report), "a tied head is not lost"
     loaded = load(tmp_path / "out", CAUSAL)
     assert loaded.told == {} and torch.equal(loaded.logits, logits(model))
 

@@ -15,7 +15,8 @@ from tests import quantized
 from tests.commands import invoke
 from tests.conftest import listing
 from tests.folders import tensors
-from tests.planning.alike.models import build, configure, edit, published, rename, shard, write
+from tests.planning.alike.models import build, configure, edit, in_memory, published, rename, shard, words, write
+from tests.planning.alike.test_filled import add_head
 from tests.quantized import save_fp8
 
 Edit = Callable[[Path], object]
@@ -26,9 +27,15 @@ def spoil(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
     return lambda folder: edit(folder, lambda held: held | {name: change(held[name])})
 
 
-def wrapped(folder: Path) -> None:
+def wrapped(prefix: str, folder: Path) -> None:
     """One tensor stands there twice, with a prefix and without."""
-    edit(folder, lambda held: {f"module.{name}": held[name] for name in held} | {K_PROJ: held[K_PROJ] * 2})
+    edit(folder, lambda held: {f"{prefix}{name}": held[name] for name in held} | {K_PROJ: held[K_PROJ] * 2})
+
+
+def wide(pattern: str) -> Edit:
+    return lambda folder: edit(
+        folder, lambda held: {n: t.float() if re.search(pattern, n) else t for n, t in held.items()}
+    )
 
 
 def one_layer(folder: Path) -> None:
@@ -74,6 +81,14 @@ def of_nobody(folder: Path) -> None:
     configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
 
 
+def with_head(folder: Path) -> None:
+    add_head("qwen3_next", folder)
+
+
+def with_head_of_another_name(folder: Path) -> None:
+    rename(rename(add_head("qwen3_next", folder), r"^mtp\.layers\.0", "model.layers.9"), "^mtp", "model.foresight")
+
+
 REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "another model": ("gpt2", "llama", {}, "another model|different models"),
     "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
@@ -91,9 +106,17 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
         "clip", "clip", {"mine": tower_alone}, "(?s)text_model.*vision_model|vision_model.*text_model",
     ),
     "a lora beside its weights": ("llama", "llama", {"mine": with_lora}, "LoRA"),
-    "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.1\.up_proj")}, r"up_proj.*expert 1"),
+    "an expert that is missing": ("qwen3_moe", "qwen3_moe", {"mine": without(r"experts\.2\.up_proj")}, r"up_proj.*expert 2"),
+    "gate and up of two dtypes": (
+        "qwen3_moe", "qwen3_moe", {"mine": wide("gate_proj"), "original": lambda it: in_memory(build("qwen3_moe"), it)}, "dtypes",
+    ),
+    "experts of two dtypes": ("qwen3_moe", "qwen3_moe", {"mine": wide(r"experts\.3")}, "one shape and dtype"),
+    "two tensors for one, one in a wrapper": ("llama", "llama", {"mine": partial(wrapped, "_orig_mod.")}, "k_proj"),
     "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
-    "two tensors for one": ("llama", "llama", {"mine": wrapped}, "k_proj"),
+    "a head of another name": (
+        "qwen3_next", "qwen3_next", {"mine": with_head_of_another_name, "original": with_head}, r"mtp .*layers\.9",
+    ),
+    "two tensors for one": ("llama", "llama", {"mine": partial(wrapped, "module.")}, "k_proj"),
     "quantized": (
         "llama", "llama", {"mine": partial(save_fp8, "qwen3"), "original": partial(quantized.build, "qwen3")}, "quantized",
     ),
@@ -131,8 +154,8 @@ def test_a_quantized_original_gives_an_ordinary_copy_without_scales(tmp_path: Pa
     model = {name: tensor for name, tensor in tensors(original).items() if not name.endswith("_scale_inv")}
     mine = write(tmp_path / "mine", {f"module.{n}": torch.ones_like(t.bfloat16()) for n, t in model.items()})
     (mine / "config.json").write_text(json.dumps(plain))
-    shard(mine, tmp_path / "out", "10MB", like=original)
-    assert tensors(tmp_path / "out").keys() == model.keys()
+    report = shard(mine, tmp_path / "out", "10MB", like=original)
+    assert tensors(tmp_path / "out").keys() == model.keys() and "are quantized" in words(report)
     assert "quantization_config" not in configure(tmp_path / "out")
 
 

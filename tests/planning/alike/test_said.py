@@ -7,15 +7,54 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.commands import invoke
-from tests.planning.alike.models import MODELS, build, edit, in_memory, load, published, rename, shapes
+from tests.planning.alike.models import (
+    MODELS,
+    Tensors,
+    build,
+    configure,
+    edit,
+    in_memory,
+    load,
+    published,
+    rename,
+    shapes,
+    shard,
+)
 from tests.planning.alike.test_filled import add_head
+
+
+def turned(folder: Path) -> Path:
+    return edit(folder, lambda held: {n: t.transpose(1, 2) if "experts" in n else t for n, t in held.items()})
+
+
+def joined(folder: Path) -> Path:
+    def join(held: Tensors) -> Tensors:
+        ups = [name for name in held if name.endswith("up_proj.weight")]
+        both = {up: (held.pop(up.replace("up_proj", "gate_proj")), held.pop(up)) for up in ups}
+        return held | {up.replace("up_proj", "gate_up_proj"): torch.cat(pair) for up, pair in both.items()}
+
+    return edit(folder, join)
+
 
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
     "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
-    "a prefix too few": ("gemma3", lambda folder: rename(folder, "^language_model.", ""), "language_model."),
+    "a prefix too few": (
+        "gemma3",
+        lambda folder: rename(folder, "^language_model.", ""),
+        "have nothing in front. The original has 'language_model.' there",
+    ),
+    "one too many": (
+        "llama",
+        lambda folder: edit(folder, lambda held: held | {"v": held["lm_head.weight"]}),
+        "Not in the original: 1 tensor",
+    ),
+    "turned": ("qwen3_vl_moe", turned, "the experts of 2 layers have inputs and outputs the other way round"),
+    "joined": ("llama", joined, "gate and up are in one tensor in 4 weights"),
+    "names in memory": ("vit", lambda folder: in_memory(build("vit", 1), folder), "other names here"),
     "no head": ("deepseek_v3", lambda folder: None, "model.layers.2"),
 }
 
@@ -36,7 +75,7 @@ def test_diff_says_why_a_model_does_not_load_and_prints_the_command_that_mends_i
     mended = invoke("shard", mine_said, tmp_path / "out", "--like", original_said)
     assert mended.exit_code == 0, mended.output
     assert shapes(tmp_path / "out") == shapes(original)
-    assert "missing_keys" not in load(tmp_path / "out", MODELS[name][0]).told
+    assert name == "vit" or "missing_keys" not in load(tmp_path / "out", MODELS[name][0]).told
     again = invoke("diff", tmp_path / "out", original)
     assert "--like" not in again.output, again.output
 
@@ -63,3 +102,21 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
     assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+
+
+def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
+    original = add_head("deepseek_v3", published(build("deepseek_v3"), tmp_path / "original"))
+    mine = in_memory(build("deepseek_v3", 1), tmp_path / "mine")
+    edit(mine, lambda state: {f"module.{name}": state[name] for name in state} | {"value.weight": torch.ones(1, 32)})
+    configure(mine, rms_norm_eps=2e-5)
+    shard(mine, tmp_path / "out", like=original)
+    [change] = json.loads((tmp_path / "out/sharding_report.json").read_text())["plan"]["made"]
+    head = sum(name.startswith("model.layers.2.") for name in shapes(original))
+    listed = {
+        "prefix": "module. becomes none (",
+        "separated": "the experts of 1 layer",
+        "settings": "rms_norm_eps 2e-05",
+    }
+    listed |= {"filled": f"model.layers.2 ({head} tensors)", "dropped": "1 tensor, value.weight"}
+    assert change["details"].keys() == listed.keys()
+    assert all(text in change["details"][what] for what, text in listed.items())
