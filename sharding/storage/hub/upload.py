@@ -81,8 +81,8 @@ class XetShardWriter(ShardWriter):
         whole = data.obj if isinstance(data, memoryview) else data
         is_whole = isinstance(whole, bytes) and len(whole) == len(data)  # hf-xet takes only bytes, and copies them
         with self._explained():
-            while self._before and (going := self._before._commit):
-                waiting_bytes = self._before._bytes - going.progress().total_bytes_completed
+            while (before := self._before) and (going := before._commit):
+                waiting_bytes = before._bytes - going.progress().total_bytes_completed
                 if waiting_bytes + self._bytes <= _BESIDE_BYTES:
                     break
                 time.sleep(_LOOK_SECONDS)
