@@ -129,8 +129,10 @@ def read_card_names(source: Files) -> tuple[str, frozenset[str]]:
 
 
 def read_card_base(source: Files) -> str:
-    """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError."""
-    base = _card_metadata(source).get("base_model")
+    """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError.
+
+    Where the card names none, config.json may name what was loaded before a training."""
+    base = _card_metadata(source).get("base_model") or as_object(read_json(source, CONFIG_NAME)).get("_name_or_path")
     base = base[0] if isinstance(base, list) and len(base) == 1 else base
     return base if isinstance(base, str) and _REPO_ID.fullmatch(base) else ""
 

@@ -114,6 +114,8 @@ def _legend(model_map: ModelMap, y: float) -> Iterable[str]:
         verb = "filled" if "filled" in model_map.verb else "changes"
         changes = f"{verb}: {model_map.changed:,} of {count(model_map.tensors, 'tensor')}"
         entries.append((changes, ['class="file"', 'fill="url(#hatch)"']))
+    if model_map.left_out:
+        entries.append((f"left out: {count(model_map.left_out, 'tensor')}", ['class="file"']))
     for text, fills in entries:
         yield from (f'<rect {fill} x="{x:.0f}" y="{y}" width="13" height="13" rx="3"/>' for fill in fills)
         yield f'<text x="{x + 19:.0f}" y="{y + 11}">{text}</text>'

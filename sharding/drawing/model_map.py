@@ -101,6 +101,7 @@ class ModelMap:
     after: tuple[Column, ...]
     machines: tuple[Machine, ...] = ()
     experts: ExpertGrid | None = None
+    left_out: int = 0  # How many of today's tensors are not in the copy. In the strip of today, their place is empty.
 
     @property
     def tensors(self) -> int:
@@ -176,6 +177,15 @@ def _moved_in(plan: Plan) -> dict[str, tuple[str, int]]:
     return {tensor.name: (tensor.file, tensor.bytes) for tensor in from_model}
 
 
+def _left_out(original: Content, plan: Plan) -> list[Tensor]:
+    """Return the tensors of `original` that the copy does not have."""
+    if not any("dropped" in change.details for change in plan.made):  # saves a walk through very many tensors
+        return []
+    extents = (extent for one in plan.tensors for extent in (*one.recipe.reads(), *one.recipe.keeps()))
+    read = {extent[1:3] for extent in extents if not extent.source}
+    return [one for one in original.tensors if one.bytes and next(one.recipe.reads())[1:3] not in read]
+
+
 def _map(
     placed: _Placed,
     files: Sequence[str],
@@ -195,6 +205,8 @@ def _map(
     step_today = len(files_today) if original and original.in_pieces else -(-len(files_today) // MOST_COLUMNS)
     groups, (step_today, step, _) = _few(fine, step_today or 1, len(files))
     held_today = [(was, layer, group.today_bytes, group.tensors) for (was, _, layer, *_), group in groups]
+    left_out = _left_out(original, plan) if original and plan else []
+    held_today += [(numbers[0][one.file] // step_today, len(placed), one.bytes, 1) for one in left_out]
     held_after = [(column, layer, group.bytes, group.tensors) for (_, column, layer, *_), group in groups]
     totals = [sum(size for column, _, size, _ in one if column >= 0) for one in (held_today, held_after)]
     widths = [max(WIDTH * total / max(*totals, 1), _NARROWEST) if min(totals) else WIDTH for total in totals]
@@ -202,7 +214,9 @@ def _map(
     after = _columns(files, step, held_after, widths[1])
     boxes_today, boxes = _boxes(today, held_today), _boxes(after, held_after)
     cells = []
-    for ((was, column, _, kind, _), group), box_today, box in zip(groups, boxes_today, boxes, strict=True):
+    for ((was, column, _, kind, _), group), box_today, box in zip(
+        groups, boxes_today[: len(groups)], boxes, strict=True
+    ):
         assert box, "every tensor of a copy is in one of its files"
         what = kind, group.first if group.tensors == 1 else None, group.tensors, tuple(group.layers)
         cells.append(Cell(*what, group.today_bytes, group.bytes, box_today, was, box, column, group.changed, is_filled))
@@ -218,7 +232,7 @@ def _map(
         if held := [after[column_of[file]] for file in stage.files if file in column_of]:
             start, end = min(column.x for column in held), max(column.x + column.width for column in held)
             machines.append(Machine(stage.blocks, stage.bytes, start, end - start))
-    return ModelMap(tuple(cells), tuple(today), tuple(after), tuple(machines), experts)
+    return ModelMap(tuple(cells), tuple(today), tuple(after), tuple(machines), experts, len(left_out))
 
 
 def _grouped(

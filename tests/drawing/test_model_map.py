@@ -280,6 +280,16 @@ def test_cells_with_tensors_that_a_merge_changes_are_hatched_and_say_so() -> Non
     assert not plain.changed and "hatch" not in draw_map(plain, "A copy")
 
 
+def test_what_is_left_out_has_an_empty_place_in_the_files_of_today() -> None:
+    source = checkpoint(layers(3), files=2)
+    plan = plan_of(source, Options(700, drop="*.layers.1.*"))
+    drawn = map_of_plan(source, plan)
+    dropped = [tensor for tensor in source.tensors if ".layers.1." in tensor.name]
+    assert drawn.left_out == len(dropped) and f"left out: {len(dropped)} tensors" in draw_plan(source, plan)
+    assert sum(column.bytes for column in drawn.today) == source.total_bytes
+    assert sum(cell.today_bytes for cell in drawn.cells) < source.total_bytes
+
+
 @pytest.mark.parametrize("has_source", [True, False])
 def test_the_picture_needs_nothing_else_and_has_colours_for_light_and_dark(has_source: bool) -> None:
     source = checkpoint(layers(3, experts=2) | {"logit_scale": 4}, files=2)

@@ -16,7 +16,7 @@ from sharding.model_class.class_table import ties
 from sharding.planning.alike.comparison import Comparison, compared
 from sharding.planning.alike.configs import Kept, kept_values, with_values
 from sharding.planning.alike.told import details_of, findings_on, has_own_config, refuse_loss, refuse_unusable, unlike
-from sharding.planning.alike.units import plain_name
+from sharding.planning.alike.units import TOLD, plain_name
 from sharding.planning.dequantize import ordinary
 from sharding.planning.draft import Draft
 
@@ -111,15 +111,18 @@ def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None,
     kept = list(kept_values(form, document))
     says_dtype = has_own_config(draft.content) and any(_DTYPES & level.keys() for level in objects_in(found.config))
     dtype = "" if says_dtype else dtype_of_first(draft.tensors)
+    as_there = found.parts or not draft.options.keep_extra  # the copy has the original's MTP heads
     for level, old in ((document, form), (document.get("text_config"), form.get("text_config"))):
         if isinstance(level, dict):
             level |= {key: dtype for key in _DTYPES & level.keys() if dtype}
-            if found.parts:  # an MTP head that is filled counts as in the original
-                level |= {key: value for key, value in as_object(old).items() if _OF_MTP.search(key)}
+            if as_there:
+                for key in filter(_OF_MTP.search, {**level, **as_object(old)}):
+                    level.pop(key, None)
+                    level |= {key: as_object(old)[key]} if key in as_object(old) else {}
             stated = as_object(old).get(_TIES)
             stated = False if found.has_own_head and ties(found.form) is not False else stated
             level.pop(_TIES, None) if stated is None else level.update({_TIES: stated})
-    kept = [one for one in kept if not (found.parts and _OF_MTP.search(one.key))]
+    kept = [one for one in kept if not (as_there and _OF_MTP.search(one.key))]
     return document, [one for one in kept if found.has_own_head or not one.key.endswith(_TIES)]
 
 
@@ -133,9 +136,8 @@ def named_like(run: Content, base: Content) -> Content:
         found = compared(run, run.tensors, "", ready, {})
     except SourceError:  # experts that are not complete
         return run
-    details = details_of(found)
-    is_clear = not (found.match.unclear or found.match.twice or found.is_other_model)
-    if not is_clear or not details.keys() & {"prefix", "fused", "separated"}:
+    told = "; ".join(f"{what}: {text}" for what, text in details_of(found).items() if what in TOLD)
+    if not told or found.match.unclear or found.match.twice or found.is_other_model:
         return run
     of = found.match.of
     known = [slot for slot in found.original if of.keys() >= {*slot.units}]
@@ -143,6 +145,5 @@ def named_like(run: Content, base: Content) -> Content:
     taken = {of[name] for slot in known for name in slot.units}
     left = (slot.tensor for slot in found.slots if taken.isdisjoint(slot.units))
     tensors += (tensor._replace(name=plain_name(tensor.name)) for tensor in left)
-    told = "; ".join(f"{what}: {details[what]}" for what in ("prefix", "fused", "separated") if what in details)
     message = f"Names and form are those of {base.source.words} ({told})."
     return replace(run, tensors=tuple(tensors), findings=(*run.findings, Finding("info", "named-like-base", message)))

@@ -14,7 +14,7 @@ from sharding.core.values import Finding, Tensor
 from sharding.formats.quantization import is_quantized
 from sharding.model_class.class_table import causal_class, ties
 from sharding.model_class.experts import OLD_BLOCKS, SHORT_NAMES, is_stored_apart
-from sharding.planning.alike.told import findings_on_rows
+from sharding.planning.alike.told import findings_on_rows, refuse_quantized
 from sharding.planning.alike.units import PARTS, Slot, Unit, slots_of, units_of
 from sharding.planning.draft import Draft
 from sharding.planning.order import natural_key
@@ -40,6 +40,8 @@ _PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_prepr
 def chosen(draft: Draft) -> Draft:
     """Return `draft` with the tensors, names and form that its options ask for. Raises UsageError, SourceError."""
     options = draft.options
+    if options.text_only or options.experts or options.fill:
+        refuse_quantized(draft)
     if options.only or options.drop:
         draft = _selected(draft)
     if options.rename:

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sharding.core.errors import Remedy, SourceError
@@ -14,7 +15,7 @@ from sharding.formats.quantization import quantization_of, quantized_in
 from sharding.model_class.class_table import is_known_type
 from sharding.planning.alike.comparison import Comparison, compared
 from sharding.planning.alike.configs import Kept, layers_of, words_of
-from sharding.planning.alike.units import plain_name
+from sharding.planning.alike.units import FORMS, TOLD, Unit, plain_name
 from sharding.planning.draft import Draft
 
 
@@ -26,10 +27,7 @@ def refuse_unusable(draft: Draft, original: Content) -> None:
     ):
         message = "Only a model of transformers can be made like another one."
         raise SourceError(message, "For a pipeline, name the folder of one component of both.")
-    if quantization_of(draft.configs.get("", "")) is not None or quantized_in(draft.tensors):
-        message = "These weights are quantized. Their layout cannot change."
-        hint = "Add --dequantize, or use the weights before they were quantized."
-        raise SourceError(message, hint, Remedy("dequantize"))
+    refuse_quantized(draft)
     config = as_object(parsed_json(original.configs.get("", "")))
     kind = config.get("model_type")
     if not is_known_type(kind):
@@ -40,6 +38,19 @@ def refuse_unusable(draft: Draft, original: Content) -> None:
     if any(".lora_" in tensor.name for tensor in draft.tensors):
         message = "This checkpoint holds a LoRA beside the weights that it changes."
         raise SourceError(message, "Save the adapter alone, and merge that first.")
+
+
+def refuse_quantized(draft: Draft) -> None:
+    """Raise SourceError if the weights are quantized: names and shapes belong to their format."""
+    if is_quantized(draft):
+        message = "These weights are quantized. Their layout cannot change."
+        hint = "Add --dequantize, or use the weights before they were quantized."
+        raise SourceError(message, hint, Remedy("dequantize"))
+
+
+def is_quantized(model: Draft | Content) -> bool:
+    """Return whether the configuration or the tensors say that weights are quantized."""
+    return quantization_of(model.configs.get("", "")) is not None or bool(quantized_in(model.tensors))
 
 
 def unlike(found: Comparison, content: Content, original: Content) -> Iterator[SourceError]:
@@ -64,6 +75,12 @@ def unlike(found: Comparison, content: Content, original: Content) -> Iterator[S
         shapes = f"{list(found.units[here].shape)} here and {list(found.theirs[there].shape)} in {theirs}"
         more = f" So are {len(match.misfits) - 1:,} others." if len(match.misfits) > 1 else ""
         yield SourceError(f"{here} is {shapes}, and no rule explains that.{more}", other_model)
+    left = _shapes(found.units, found.extra)
+    for part, names in found.parts.items():
+        if 2 * (left & _shapes(found.theirs, names)).total() >= len(names):
+            message = f"{part} of {theirs} is not here by name, but {count(left.total(), 'weight')} without a place "
+            hint = "Say which is which, with --rename OLD=NEW, or leave them out, with --drop."
+            yield SourceError(f"{message}have its shapes: {name_some(found.extra)}.", hint, Remedy("by_hand"))
     if found.holes:
         holes = [found.theirs[name].tensors[0].name for name in found.holes]
         message = f"A part of {mine} lacks {count(len(holes), 'weight')}: {name_some(holes)}."
@@ -94,16 +111,11 @@ def details_of(found: Comparison, values: Sequence[Kept] = (), *, is_kept: bool 
         details["prefix"] = "; ".join(
             f"{old or 'none'} becomes {new or 'none'} ({times:,} weights)" for (old, new), times in moved.items()
         )
-    for what, is_single in (("fused", True), ("separated", False)):
-        names = [
-            there
-            for there, here in found.match.of.items()
-            if found.units[here].is_of_experts
-            and found.units[here].is_single is is_single
-            and found.theirs[there].is_single is not is_single
-        ]
-        if names:
-            details[what] = f"the experts of {count(len({name.partition('.*.')[0] for name in names}), 'layer')}"
+    forms = [(there, found.units[here], found.theirs[there]) for there, here in found.match.of.items()]
+    for what, is_it in FORMS.items():
+        if names := [name for name, mine, other in forms if is_it(mine, other)]:
+            layers = {name.partition(".*.")[0] for name in names if ".*." in name}
+            details[what] = f"the experts of {count(len(layers), 'layer')}" if layers else count(len(names), "weight")
     filled = list[str]()
     for module, units in found.parts.items():
         tensors = sum(map(frozenset(units).issuperset, (slot.units for slot in found.original)))
@@ -134,9 +146,7 @@ def findings_on(
     """Yield the findings about a copy of `draft` that is made like `original`."""
     details = change.details
     named = original.source.words
-    told = "; ".join(
-        f"{what}: {text}" for what, text in details.items() if what in ("prefix", "fused", "separated", "head")
-    )
+    told = "; ".join(f"{what}: {text}" for what, text in details.items() if what in (*TOLD, "head"))
     yield Finding("info", "like", f"The copy gets the layout of {named}{f' ({told})' if told else ''}.")
     if "filled" in details:
         message = f"{count(change.changed, 'tensor')} come from {named}, because this checkpoint has none of them: "
@@ -186,43 +196,58 @@ def advised(mine: Content, original: Content, named: tuple[str, str] | None = No
     of, theirs = ({tensor.name: tensor.shape for tensor in one.tensors} for one in (mine, original))
     if of == theirs or original.library != "transformers" or mine.library not in ("transformers", "unknown"):
         return ()
+    if is_quantized(mine):
+        return ()  # its names are those of its format
     try:
         found = compared(mine, mine.tensors, mine.configs.get("", ""), original, {})
     except SourceError as error:
         return (error.message,)
-    if found.is_other_model:
+    said, reasons = [*_sentences(found)], [error.message for error in unlike(found, mine, original)]
+    absent = [*found.holes, *(name for names in found.parts.values() for name in names)]
+    if is_renamed := found.extra and _shapes(found.units, found.extra) == _shapes(found.theirs, absent):
+        words = "other names here, perhaps those that transformers uses in memory, such as"
+        said, reasons = [f"{count(len(absent), 'weight')} with {words} {found.extra[0]}."], []
+    if not said + reasons or found.is_other_model and not is_renamed:
         return ()
     first, second = map(shlex.quote, named or (mine.source.text, original.source.text))
-    reasons = [error.message for error in unlike(found, mine, original)]
-    return (*_sentences(found), *(reasons or [f"{MEND}shard-my-repo shard {first} ./mended --like {second}"]))
+    return (*said, *(reasons or [f"{MEND}shard-my-repo shard {first} ./mended --like {second}"]))
+
+
+def _shapes(units: Mapping[str, Unit], names: Iterable[str]) -> Counter[tuple[int, ...]]:
+    return Counter(units[name].shape for name in names)
 
 
 def unlike_base(mine: Content, original: Content, named: tuple[str, str]) -> Iterator[Finding]:
     """Yield a finding if `mine` does not load where the original does. `named` are both, for a command."""
-    if sentences := advised(mine, original, named):
-        hint = sentences[-1] if sentences[-1].startswith(MEND) else ""
-        reasons = " ".join(sentence for sentence in sentences if sentence != hint)
-        message = f"It may not load where {named[1]} does, which its card names as its base. {reasons}"
+    classes = [as_object(parsed_json(one.configs.get("", ""))).get("architectures") for one in (mine, original)]
+    *sentences, hint = advised(mine, original, named) or ("",)
+    if not hint.startswith(MEND):
+        sentences, hint = [*sentences, hint], ""
+    if hint or sentences[-1] and classes[0] == classes[1]:  # else it is another class on purpose
+        message = f"It may not load where {named[1]} does, which it names as its base. {' '.join(sentences)}"
         yield Finding("warning", "unlike-base", message, hint)
 
 
+_WHY = {
+    "unwrapped": "A wrapper of the trainer is in the names of {}.",
+    "separated": "Here, {} are in one tensor for each layer. The original stores them one by one.",
+    "fused": "Here, {} are stored one by one. The original has one tensor for each layer.",
+    "turned": "Here, {} have inputs and outputs the other way round.",
+    "joined": "Here, gate and up are apart in {}. The original has them in one tensor.",
+    "parted": "Here, gate and up are in one tensor in {}. The original has them apart.",
+    "filled": "Whole parts are missing: {}.",
+    "dropped": "Not in the original: {}.",
+}
+
+
 def _sentences(found: Comparison) -> Iterator[str]:
-    details = details_of(found)
-    if "unwrapped" in details:
-        yield f"A wrapper of the trainer is in the names of {details['unwrapped']}."
     for (old, new), times in found.match.prefixes.items():
         if old != new:
             is_all, verb = times == len(found.match.of), "has" if times == 1 else "have"
             which = "Every name has" if is_all else f"{count(times, 'name')} {verb}"
             has, had = (repr(start) if start else "nothing" for start in (old, new))
             yield f"{which} {has} in front. The original has {had} there."
-    if "separated" in details:
-        yield f"Here, {details['separated']} are in one tensor for each layer. The original stores them one by one."
-    if "fused" in details:
-        yield f"Here, {details['fused']} are stored one by one. The original has one tensor for each layer."
-    for module, names in found.parts.items():
-        yield f"{count(len(names), 'weight')} {'is' if len(names) == 1 else 'are'} missing: the whole part {module}."
+    details = details_of(found)
+    yield from (why.format(details[what]) for what, why in _WHY.items() if what in details)
     if found.tied:
         yield f"{name_some(list(found.tied))} is missing, because it is the embeddings here. The original stores both."
-    if found.extra:
-        yield f"The original does not have {count(len(found.extra), 'weight')} of these: {name_some(found.extra)}."

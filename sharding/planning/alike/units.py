@@ -1,7 +1,7 @@
 """Bring a checkpoint into *units*: one kind of weight of all experts of a layer, or another tensor. Pure."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sharding.core.errors import Remedy, SourceError
@@ -11,8 +11,8 @@ from sharding.recipes.laid import Laid, joined, laid_of, stacked
 _SINGLE = re.compile(r"(?P<of>.*\bexperts)\.(?P<number>\d+)\.(?P<part>gate_proj|up_proj|down_proj|w[123])\.weight")
 _FUSED = re.compile(r"(?P<of>.*\bexperts)\.(?P<part>gate_up_proj|gate_proj|up_proj|down_proj)")
 _JOINED = re.compile(r"(?P<of>.*\.)gate_up_proj\.weight")
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What torch.compile, FSDP and activation checkpointing put into the names of modules."""
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|base_layer)\.")
+"""What torch.compile, FSDP, activation checkpointing and PEFT put into the names of modules."""
 
 PARTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 """The matrices of an expert, and what Mixtral and its kin call them."""
@@ -51,6 +51,18 @@ class Unit(NamedTuple):
         return whole.part(-2, self.half * length, (self.half + 1) * length)
 
 
+FORMS: Mapping[str, Callable[[Unit, Unit], bool]] = {
+    "fused": lambda mine, other: mine.is_single and not other.is_single,
+    "separated": lambda mine, other: other.is_single and not mine.is_single,
+    "turned": lambda mine, other: not (mine.is_single or other.is_single) and mine.is_turned is not other.is_turned,
+    "joined": lambda mine, other: not mine.is_single and mine.half is None and other.half is not None,
+    "parted": lambda mine, other: not other.is_single and other.half is None and mine.half is not None,
+}
+"""What becomes of the form of a weight."""
+TOLD = ("unwrapped", "prefix", *FORMS)
+"""What becomes of names and forms."""
+
+
 class Slot(NamedTuple):
     """A tensor that is to be made, of which `expert`, and the units that it consists of: one, or gate and up."""
 
@@ -84,7 +96,7 @@ def plain_name(name: str) -> str:
     >>> plain_name("_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.up_proj.weight")
     'model.layers.0.mlp.up_proj.weight'
     """
-    return _WRAPPERS.sub("", name) if "._" in name or name[:1] == "_" else name
+    return _WRAPPERS.sub("", name) if "._" in name or name[:1] == "_" or ".base_layer." in name else name
 
 
 def slots_of(tensors: Iterable[Tensor]) -> Iterator[Slot]:

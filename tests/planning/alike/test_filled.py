@@ -89,6 +89,13 @@ def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_
         assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", told)
 
 
+def test_a_head_that_is_left_out_is_not_counted(tmp_path: Path) -> None:
+    original, mine = (published(build("deepseek_v3", seed), tmp_path / f"{seed}") for seed in (0, 1))
+    configure(original, num_nextn_predict_layers=0)
+    shard(add_head("deepseek_v3", mine), tmp_path / "out", like=original)
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 0
+
+
 @pytest.mark.parametrize(("name", "part"), [("gemma3", "vision_tower."), ("llava_next", "image_newline")])
 def test_a_tower_that_was_left_out_comes_from_the_original(name: str, part: str, tmp_path: Path) -> None:
     original, whole = (published(build(name, seed), tmp_path / f"{seed}") for seed in (0, 1))

@@ -34,6 +34,7 @@ from tests.scenarios.architectures import ARCHITECTURES
 WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_fsdp_wrapped_module.")
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
+    "base_layer.": ("llama", r"(?<=[qv]_proj)\.", ".base_layer."),
     "model. is missing": ("llama", r"^model\.", ""),
     "language_model. is missing": ("gemma3", r"^language_model\.", ""),
     "language_model. is missing in model.": ("qwen3_5", r"^model\.language_model\.", "model."),

@@ -16,6 +16,7 @@ from tests.commands import invoke
 from tests.conftest import listing
 from tests.folders import tensors
 from tests.planning.alike.models import build, configure, edit, in_memory, published, rename, shard, words, write
+from tests.planning.alike.test_filled import add_head
 from tests.quantized import save_fp8
 
 Edit = Callable[[Path], object]
@@ -80,6 +81,14 @@ def of_nobody(folder: Path) -> None:
     configure(folder, architectures=["NobodysForCausalLM"], model_type="nobodys")
 
 
+def with_head(folder: Path) -> None:
+    add_head("qwen3_next", folder)
+
+
+def with_head_of_another_name(folder: Path) -> None:
+    rename(rename(add_head("qwen3_next", folder), r"^mtp\.layers\.0", "model.layers.9"), "^mtp", "model.foresight")
+
+
 REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "another model": ("gpt2", "llama", {}, "another model|different models"),
     "another kind of model": ("vit", "qwen3_moe", {}, "another model|different models"),
@@ -104,6 +113,9 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "experts of two dtypes": ("qwen3_moe", "qwen3_moe", {"mine": wide(r"experts\.3")}, "one shape and dtype"),
     "two tensors for one, one in a wrapper": ("llama", "llama", {"mine": partial(wrapped, "_orig_mod.")}, "k_proj"),
     "a hole in a tower": ("gemma3", "gemma3", {"mine": without(r"vision_tower\.encoder")}, r"vision_tower\.encoder"),
+    "a head of another name": (
+        "qwen3_next", "qwen3_next", {"mine": with_head_of_another_name, "original": with_head}, r"mtp .*layers\.9",
+    ),
     "two tensors for one": ("llama", "llama", {"mine": partial(wrapped, "module.")}, "k_proj"),
     "quantized": (
         "llama", "llama", {"mine": partial(save_fp8, "qwen3"), "original": partial(quantized.build, "qwen3")}, "quantized",

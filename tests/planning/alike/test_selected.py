@@ -1,5 +1,6 @@
 """Tensors are chosen, left out, renamed and filled in by name, and every byte of them is one that was there."""
 
+import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from sharding import job
 from sharding.core.errors import ShardingError, SourceError
 from tests.commands import invoke
 from tests.folders import tensors
-from tests.planning.alike.models import Tensors, build, edit, published, shard, unlike
+from tests.planning.alike.models import Tensors, build, configure, edit, published, shard, unlike
+from tests.quantized import save_fp8
 
 Folders = tuple[Path, Path]
 
@@ -117,8 +119,20 @@ def test_what_finds_nothing_or_gives_nothing_is_refused(case: str, pair: Folders
 
 def test_what_is_filled_fits_or_is_refused_together(pair: Folders, tmp_path: Path) -> None:
     """Weights in FP8 without their scales mean nothing under a configuration that knows of neither."""
-    from tests.quantized import save_fp8
-
     source = save_fp8("qwen3", tmp_path / "fp8")
     with pytest.raises(SourceError, match="quantized|scale"):
         shard(pair[0], tmp_path / "out", fill="model.layers.0.self_attn.q_proj.weight", fill_from=source)
+
+
+@pytest.mark.parametrize("asked", ["experts", "text_only", "fill"])
+def test_quantized_weights_keep_their_form(asked: str, pair: Folders, tmp_path: Path) -> None:
+    """Scales would stay behind, or config.json would call ordinary weights quantized."""
+    source = save_fp8("deepseek_v3", tmp_path / "fp8")
+    config = configure(source)
+    if asked == "text_only":
+        of_all = ("architectures", "quantization_config")
+        text = {key: value for key, value in config.items() if key not in of_all}
+        (source / "config.json").write_text(json.dumps({**{key: config[key] for key in of_all}, "text_config": text}))
+    choices = {"experts": {"experts": "fused"}, "fill": {"fill": "mtp.*", "fill_from": pair[1]}}
+    with pytest.raises(SourceError, match="These weights are quantized"):
+        shard(source, tmp_path / "out", "9MB", **choices.get(asked, {"text_only": True}))

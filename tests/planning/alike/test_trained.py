@@ -20,7 +20,7 @@ def test_what_the_base_does_not_have_is_kept(tmp_path: Path) -> None:
 
 
 @promise("docs/formats.md#the-layout-of-an-original")
-@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "mistral3"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "mistral3", "qwen3_vl_moe"])
 def test_names_in_memory_become_those_of_the_base(name: str, tmp_path: Path) -> None:
     base, model = published(build(name), tmp_path / "base"), build(name, 1)
     dcp.save({"model": dict(model.state_dict())}, storage_writer=dcp.FileSystemWriter(tmp_path / "run"), no_dist=True)
