@@ -361,6 +361,7 @@ def test_what_does_not_load_leads_to_what_mends_it_and_the_copy_names_its_origin
         rooms.hub.api("hf_bob").upload_file(repo_id=name, path_or_fileobj=config, path_in_repo="config.json")
     comparing = Comparing(rooms.desk, rooms.site, rooms.form)
     shown = comparing.show(original, mine, asks(), None)[rooms.form.likeness]
+    assert "Every name has 'module.' in front." in unescape(shown)
     (link,) = re.findall('href="[?]([^"]+)">Make it load again', shown)
     wish = read_wish(dict(parse_qsl(unescape(link))))
     assert [name.partition("@")[0] for name in (wish.repo, wish.options.like)] == [mine, original]

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -118,6 +119,8 @@ def test_pieces_may_lie_in_several_files_of_several_sources() -> None:
     recipe = Laid(boxes, (4, 6), 2)
     assert bytes_of(recipe, one, other) == bits(tensor)[2]
     assert recipe.files() == {(0, "left"), (1, "same")}
+    alone = Laid((Box("same", 2, (0, 0), (4, 4), (4, 1), source=1),), (4, 4), 2).recipe()
+    assert bytes_of(alone, one, other) == right
 
 
 def test_pieces_that_follow_one_another_are_each_read_once_in_one_go() -> None:
@@ -156,6 +159,7 @@ def test_a_tile_a_read_and_a_chunk_have_so_many_bytes_at_most_whatever_the_size_
     strides = tuple(stride // item for stride in view.strides)
     recipe = Laid((Box(FILE, 0, (0,) * len(shape), shape, strides),), shape, item)
     reads, data = list(recipe.reads()), stored.tobytes()
+    assert replace(recipe, tile_bytes=tile).key() == recipe.key(), "whoever has other tiles makes the same"
     assert all(0 < read.end_byte - read.start_byte <= span for read in reads)
     inputs = Feed(data[read.start_byte : read.end_byte] for read in reads)
     chunks = [bytes(made.data) for made in recipe.make(inputs, kept=None)]  # type: ignore[arg-type]
