@@ -93,7 +93,7 @@ class HubSource(Source):
         self._hub = hub
         self._lock = Lock()
         self._group: Any = None
-        self._xet_fails = False
+        self._xet_fails = self._has_sent = False
         self.files = tuple(hub.ask(ref.repo_id, SourceError, self._list)) if files is None else files
         self._by_path = {file.path: file for file in self.files}
 
@@ -173,6 +173,7 @@ class HubSource(Source):
                             begun, tries = position, 0
                         with self._lock:
                             self.bytes_read += len(chunk)
+                            self._has_sent |= entry.sha256 is not None
                         yield chunk
                     if position < stop:
                         raise ConnectionError("the stream ended early")
@@ -185,7 +186,8 @@ class HubSource(Source):
                         raise
                     self._group = None
                     self._hub.forget_access()
-                    tries += 3 if isinstance(error, httpx2.TimeoutException) else 1  # a silent host is given a minute
+                    # A host that has never sent weights, and says nothing, is given a minute.
+                    tries += 1 if self._has_sent or not isinstance(error, httpx2.TimeoutException) else 3
                     self._xet_fails = self._xet_fails or (with_xet and tries >= XET_TRIES)
                     wait_to_retry(error, tries)
 

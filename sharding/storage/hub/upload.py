@@ -24,7 +24,7 @@ from sharding.storage.hub.refusals import AROUND, GO_ON
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _PIECE_BYTES = 1 << 20
 _LARGEST_CHUNK_BYTES = 128 << 10  # The largest chunk of a file in a Xet store.
-_BESIDE_BYTES = 128 << 20  # Two packages of hf-xet, which sends one whole.
+_BESIDE_BYTES = 96 << 20  # What two shards may have in memory: hf-xet sends packages of 64 MiB.
 _LOOK_SECONDS = 0.02
 _ASKED_BYTES = 8 << 20  # Smallest file to ask about. A smaller one is sent as fast.
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class XetShardWriter(ShardWriter):
         """Open a stream in the upload commit of hf-xet 1.8 that `start` returns. It is for this shard alone.
 
         The shard `before` it may still be on its way. It goes first, because it can then be read back sooner. Of this
-        one, hf-xet meanwhile gets what keeps the line busy: both have at most two packages in memory.
+        one, hf-xet meanwhile gets what keeps the line busy: a package that is ready when the other has been sent.
         """
         self.bytes_uploaded = self.bytes_deduplicated = 0
         self._file, self._before = file, before
@@ -81,8 +81,8 @@ class XetShardWriter(ShardWriter):
         whole = data.obj if isinstance(data, memoryview) else data
         is_whole = isinstance(whole, bytes) and len(whole) == len(data)  # hf-xet takes only bytes, and copies them
         with self._explained():
-            while self._before and (going := self._before._commit):
-                waiting_bytes = self._before._bytes - going.progress().total_bytes_completed
+            while (before := self._before) and (going := before._commit):
+                waiting_bytes = before._bytes - going.progress().total_bytes_completed
                 if waiting_bytes + self._bytes <= _BESIDE_BYTES:
                     break
                 time.sleep(_LOOK_SECONDS)

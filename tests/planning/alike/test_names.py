@@ -60,6 +60,7 @@ def test_names_become_those_of_the_original_again(case: str, tmp_path: Path) -> 
     assert unlike(tensors(tmp_path / "out"), tensors(wanted)) == {}
     assert_loads(tmp_path / "out", original, build(name, 1), MODELS[name][0])
     assert all(part in words(report) for part in re.findall(r"[\w]+\.", new) if part != "model.")
+    assert "no library finds them" not in words(report), "the copy has other names"
 
 
 @pytest.mark.thorough

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sharding import job
+from sharding.core.options import Options
+from sharding.drawing.map_svg import draw_map
+from sharding.drawing.model_map import map_of_plan
 from tests.commands import invoke
 from tests.planning.alike.models import (
     MODELS,
@@ -106,7 +110,12 @@ def test_a_plan_explains_where_each_tensor_comes_from(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     recipes = json.loads(done.stdout)["recipes"]
     assert recipes.keys() == shapes(original).keys()
-    assert all(("original" in recipes[name]) is name.startswith("mtp.") for name in recipes)
+    filled = {name for name in recipes if name.startswith("mtp.")}
+    assert all(("original" in recipes[name]) is (name in filled) for name in recipes)
+    drawn = map_of_plan(*job.plan(str(mine), Options(like=str(original))))
+    for is_of_original in (lambda cell: cell.title.endswith(", is filled"), lambda cell: cell.today is None):
+        assert {cell.tensor.name for cell in drawn.cells if cell.tensor and is_of_original(cell)} == filled
+    assert f"filled: {len(filled)} of {len(recipes)} tensors" in draw_map(drawn, "A copy")
 
 
 def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
