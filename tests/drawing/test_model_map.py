@@ -140,7 +140,7 @@ def test_a_gathered_cell_says_what_it_stands_for_and_counts_what_a_merge_changes
     source = checkpoint(layers(400), files=2)
     changed = {tensor.name for tensor in source.tensors if tensor.name.endswith("3.self_attn.q_proj.weight")}
     drawn = map_of_copy(source, source, plan=merged(source, changed))
-    assert drawn.changed == len(changed) and len(drawn.cells) <= MOST_CELLS
+    assert (drawn.changed, drawn.tensors) == (len(changed), len(source.tensors)) and len(drawn.cells) <= MOST_CELLS
     some = [cell for cell in drawn.cells if 0 < cell.changed < cell.tensors]
     assert some and all(f", {cell.changed} of them change" in cell.title for cell in some)
 

@@ -360,6 +360,7 @@ def test_nobody_is_asked_to_check_what_takes_a_base_of_another_machine() -> None
     trust = Trust("fits", ("It fits.",))
     assert ["made from a folder" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [False, True]
     assert ["shard-my-repo verify" in result_panel(one, trust, PLACES) for one in (kept, cast)] == [True, False]
+    assert "and the folder base" not in result_panel(cast, Trust("claims", ()), PLACES), "it gave no numbers"
 
 
 def test_a_certificate_leads_to_its_documents() -> None:

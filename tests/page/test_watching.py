@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import parse_qsl
 
 import gradio as gr
 import pytest
@@ -20,7 +21,8 @@ from sharding.desk.jobs import JobRecord, JobRequest, new_job_id
 from sharding.desk.judgement import Verdict, _read_for
 from sharding.page.job_panels import jobs_panel
 from sharding.page.jobs import Running
-from sharding.page.results import Showing
+from sharding.page.links import read_wish
+from sharding.page.results import Comparing, Showing
 from sharding.report.report import event_json
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
@@ -348,6 +350,22 @@ def test_a_repo_without_a_result_leads_to_its_plan(rooms: Rooms) -> None:
     (update,) = show(rooms, MODEL)
     assert "there is no result to show" in update[rooms.form.result]
     assert f'href="?repo={MODEL}">Plan this model</a>' in update[rooms.form.result]
+
+
+def test_what_does_not_load_leads_to_what_mends_it_and_the_copy_names_its_original(rooms: Rooms) -> None:
+    mine, original, mended = "bob/saved", "bob/published", "alice/mended"
+    for name, start in ((mine, "module."), (original, "")):
+        rooms.push(name, {start + key: tensor for key, tensor in random_tensors().items()})
+        config = json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}).encode()
+        rooms.hub.api("hf_bob").upload_file(repo_id=name, path_or_fileobj=config, path_in_repo="config.json")
+    comparing = Comparing(rooms.desk, rooms.site, rooms.form)
+    shown = comparing.show(original, mine, asks(), None)[rooms.form.likeness]
+    (link,) = re.findall('href="[?]([^"]+)">Make it load again', shown)
+    wish = read_wish(dict(parse_qsl(unescape(link))))
+    assert [name.partition("@")[0] for name in (wish.repo, wish.options.like)] == [mine, original]
+    shard(rooms.hub, wish.repo, mended, replace(wish.options, max_shard_size="60kB"))
+    shown = comparing.show(mine, mended, asks(), None)[rooms.form.likeness]
+    assert f"says that {original}@" in shown and f'href="?result={mended}' in shown
 
 
 def test_a_result_is_read_whole_on_a_click_by_who_has_a_login(rooms: Rooms, running: Running) -> None:

@@ -51,8 +51,8 @@ def test_without_a_token_a_hub_is_seen_as_anybody_sees_it_whatever_login_is_save
     ):
         with pytest.raises(SourceError):
             ask()  # type: ignore[no-untyped-call]
-    assert Lookup(hub.address).search("hidden") == []
-    assert Lookup(hub.address).search("hidden", TOKEN).count(hidden) == 1
+    assert Lookup(hub.address).search(hidden) == []
+    assert Lookup(hub.address).search(hidden, TOKEN) == [hidden]
     assert job.inspect(hidden, endpoint=hub.address, token=TOKEN).tensors
 
 

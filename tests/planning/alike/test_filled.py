@@ -11,6 +11,7 @@ import torch
 from sharding.core.errors import ShardingError
 from tests import quantized
 from tests.folders import tensors
+from tests.lora import MODEL
 from tests.planning.alike.models import (
     FORMS,
     MODELS,
@@ -82,7 +83,7 @@ def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_
     mine = published(model, tmp_path / "mine")
     configure(mine, num_nextn_predict_layers=0)
     report = shard(mine, tmp_path / "out", like=original)
-    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1 and "nextn" not in words(report)
     by_hand = shard(mine, tmp_path / "by hand", fill="model.layers.2.*", fill_from=original)
     for told in map(words, (report, by_hand)):
         assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", told)
@@ -101,6 +102,10 @@ def test_a_tower_that_was_left_out_comes_from_the_original(name: str, part: str,
     tower = {key: tensor for key, tensor in tensors(original).items() if key.startswith(part)}
     wanted = tensors(whole) | tower
     mine = edit(whole, lambda state: {key: state[key] for key in state.keys() - tower.keys()})
+    if name == "gemma3":  # pickled, and not in the order of a file
+        turned = {key: held.mT.contiguous().mT if held.ndim > 1 else held for key, held in tensors(original).items()}
+        (original / MODEL).unlink()
+        torch.save(turned, original / "pytorch_model.bin")
     shard(mine, tmp_path / "out", like=original)
     assert tower and unlike(tensors(tmp_path / "out"), wanted) == {}
 
