@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,8 +10,10 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from sharding import job
-from sharding.core.events import ShardFinished
+from sharding.core.errors import SourceError
+from sharding.core.events import ShardFinished, Verified
 from sharding.core.values import ShardRecord
+from sharding.core.verification import Verification
 from sharding.formats.names import STAGING_FOLDER
 from sharding.job import Event
 from sharding.report.schema import Report
@@ -30,6 +32,32 @@ def finish(events: Iterable[Event]) -> Report:
     *_, report = events
     assert isinstance(report, Report)
     return report
+
+
+def compared(one: object, other: object, **choices: Any) -> Verification:
+    """What a comparison of two checkpoints finds."""
+    *_, last = job.verify(str(one), str(other), **choices)
+    assert isinstance(last, Verified)
+    return last.verification
+
+
+def ended(events: Iterable[Event]) -> str:
+    """What is wrong with a result, which is then not published, or why there is none."""
+    try:
+        verification = finish(events).verification
+    except SourceError as error:
+        return error.message
+    assert not verification.may_be_published
+    return " ".join(f"{one.tensor}: {one.problem}" for one in verification.mismatches)
+
+
+def flip(path: Path, at_byte: int = -1) -> Callable[[], None]:
+    """Turn a bit of a file; return what turns it back."""
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[at_byte] ^= 1
+    path.write_bytes(data)
+    return lambda: flip(path, at_byte) and None
 
 
 def until_shard(events: Iterator[Event], number: int | None = None, stop: bool = False) -> ShardFinished:

@@ -37,6 +37,20 @@ def hub(one_hub: InHouse, monkeypatch: pytest.MonkeyPatch) -> InHouse:
     return one_hub
 
 
+@pytest.fixture(scope="module")
+def hub_over_http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
+    """A Hub of one room, whose Xet store is reached over HTTP."""
+    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
+        yield hub
+
+
+@pytest.fixture
+def new_hub(tmp_path: Path) -> Iterator[InHouse]:
+    """A Hub of one test."""
+    with hub_in_house(tmp_path / "hub") as hub:
+        yield hub
+
+
 @pytest.fixture
 def name() -> str:
     """A name that no repo has yet."""
@@ -67,6 +81,13 @@ def shard(
     *_, report = job.shard(source, destination, options, endpoint=hub.address, token=token, **more)  # type: ignore[arg-type]
     assert isinstance(report, Report)
     return report
+
+
+def blob(hub: InHouse, file: str = "model.safetensors", repo_id: str = SOURCE, revision: str = "main") -> Path:
+    """Where a Hub keeps the bytes of a file."""
+    (entry,) = hub.api().get_paths_info(repo_id, file, revision=revision)
+    assert hub.hub and entry.lfs  # type: ignore[union-attr]
+    return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
 
 
 def files_of(hub: Server, repo_id: str, revision: str = "main") -> set[str]:

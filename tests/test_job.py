@@ -22,7 +22,7 @@ from sharding.report.schema import Report
 from sharding.storage import folder_source
 from sharding.storage.folder_writing import FolderShardWriter
 from tests.conftest import in_two_files, listing, random_tensors, write_checkpoint
-from tests.folders import arrays, finish, same, staged, until_shard
+from tests.folders import arrays, compared, finish, flip, same, staged, until_shard
 from tests.promises import promise
 
 
@@ -122,9 +122,7 @@ def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(checkpoint: Pa
     out = tmp_path / "out"
     until_shard(job.shard(str(checkpoint), str(out), "20kB"), 4, stop=True)
     victim = sorted(staged(out).glob("*.safetensors.part"))[1]
-    data = bytearray(victim.read_bytes())
-    data[-1] ^= 1
-    victim.write_bytes(data)
+    flip(victim)
     kept = kept_in(job.shard(str(checkpoint), str(out), "20kB"))
     assert victim.name.removesuffix(".part") not in kept
     assert len(kept) >= 3
@@ -171,8 +169,7 @@ def test_two_sources_of_one_name_size_and_time_are_not_mixed(checkpoint: Path, t
     (verified,) = [event.verification for event in events if isinstance(event, Verified)]
     assert kept and verified.identical
     assert f"{len(kept)} shards of an earlier run compared with the source's tensors" in verified.method
-    *_, again = job.verify(str(checkpoint), str(out), dtype=options.dtype)
-    assert isinstance(again, Verified) and again.verification.identical
+    assert compared(checkpoint, out, dtype=options.dtype).identical
 
 
 @promise("README.md#what-you-can-rely-on", "docs/formats.md#the-proof")

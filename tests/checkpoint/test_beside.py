@@ -10,11 +10,9 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.events import Verified
-from sharding.core.verification import Verification
 from tests import models
 from tests.checkpoint.repos import BERT, repo
-from tests.folders import finish, reshard
+from tests.folders import compared, finish, reshard
 from tests.fuzz.seeds import saved
 from tests.storage.publications import write_pipeline
 
@@ -27,12 +25,6 @@ def put(folder: Path, path: str) -> bytes:
     config = {f"{above}/adapter_config.json": {}} if above else {}
     repo(folder, {**config, path: ADAPTER if path.endswith(".safetensors") else saved({"w": torch.ones(9)})})
     return (folder / path).read_bytes()
-
-
-def compared(one: Path, other: Path, **options: bool) -> Verification:
-    *_, verified = job.verify(str(one), str(other), **options)
-    assert isinstance(verified, Verified)
-    return verified.verification
 
 
 @pytest.mark.parametrize(

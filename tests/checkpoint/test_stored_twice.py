@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from sharding import job
 from sharding.core.errors import SourceError
 from tests import models
-from tests.folders import bits, finish, reshard, said, tensors
+from tests.folders import bits, compared, finish, reshard, said, tensors
 from tests.hubs import TOKEN, push, shard
 from tests.localhub.conftest import Server
 
@@ -50,8 +50,7 @@ def test_a_tensor_of_an_overlay_is_the_one_that_transformers_loads(
     assert {name: bits(tensor) for name, tensor in tensors(tmp_path / "from-hub").items()} == {
         name: bits(tensor) for name, tensor in ours.items()
     }
-    *_, last = job.verify("alice/overlaid", str(tmp_path / "out"), endpoint=hub.address, token=TOKEN)
-    assert last.verification.identical  # type: ignore[union-attr]
+    assert compared("alice/overlaid", tmp_path / "out", endpoint=hub.address, token=TOKEN).identical
 
 
 def test_one_that_the_index_looks_for_in_an_earlier_file_is_refused_with_the_reason(tmp_path: Path) -> None:

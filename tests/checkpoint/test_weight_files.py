@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError, VariantMissing
-from sharding.core.events import Verified
 from tests import models
 from tests.checkpoint.repos import repo
 from tests.conftest import listing, random_tensors, write_checkpoint
-from tests.folders import in_folders, reshard, said, weights
+from tests.folders import compared, in_folders, reshard, said, weights
 from tests.promises import promise
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -55,8 +54,7 @@ def test_a_variant_keeps_the_names_of_its_kind_byte_for_byte(variants: Path, tmp
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", variant="fp16")
     assert torch.equal(models.logits(model), models.logits(loaded))
     assert "variant='fp16'" in (tmp_path / "out/README.md").read_text()
-    *_, verified = job.verify(str(variants), str(tmp_path / "out"), variant="fp16")
-    assert isinstance(verified, Verified) and verified.verification.identical and report.source.variant == "fp16"
+    assert compared(variants, tmp_path / "out", variant="fp16").identical and report.source.variant == "fp16"
 
 
 def test_a_variant_that_is_all_there_is_gets_taken(variants: Path, tmp_path: Path) -> None:

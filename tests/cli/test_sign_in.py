@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sharding import job
-from sharding.core.events import ShardFinished
 from tests.commands import invoke
 from tests.conftest import in_two_files, write_checkpoint
+from tests.folders import until_shard
 from tests.hubs import TOKEN, exists, push
 from tests.inhouse import InHouse, hub_in_house
 
@@ -54,9 +54,7 @@ def test_a_command_reads_what_the_login_may_read(typed: str, beyond: str, monkey
 
 def test_discard_may_do_what_the_login_may(hub: InHouse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = in_two_files(tmp_path / "in")
-    events = job.shard(str(folder), "alice/staged", "60kB", endpoint=hub.address, token=TOKEN)
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
+    until_shard(job.shard(str(folder), "alice/staged", "60kB", endpoint=hub.address, token=TOKEN), stop=True)
     for token in ("hf_bob", ""):
         monkeypatch.setenv("HF_TOKEN", token)
         assert invoke("discard", "alice/staged").exit_code == 3 and exists(hub, "alice/staged")

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from sharding import job
 from sharding.cli.commands import app
-from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.desk.desk import Desk
 from sharding.desk.forecast import this_machine
@@ -25,7 +24,7 @@ from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Actor, Stage, Told
 from tests.desk.actors import until as wait
-from tests.folders import until_shard
+from tests.folders import compared, until_shard
 from tests.hubs import branches, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.localhub.conftest import Server
@@ -193,8 +192,7 @@ def process_of(settings: Settings, job_id: str) -> int:
 
 
 def is_identical(hub: Server, one: str, other: str) -> bool:
-    *_, verified = job.verify(one, other, endpoint=hub.address, token=ALICE)
-    return isinstance(verified, Verified) and verified.verification.identical
+    return compared(one, other, endpoint=hub.address, token=ALICE).identical
 
 
 def stop_short(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from sharding import job
 from sharding.core.errors import Refused, SourceError
 from sharding.core.options import Options
 from sharding.core.text import json_file
@@ -22,6 +21,7 @@ from sharding.verify.structure import Claims
 from tests.conftest import random_tensors, write_checkpoint
 from tests.desk.actors import Stage
 from tests.desk.conftest import ALICE, AS_ALICE, AS_BOB, BOB, end, player, state
+from tests.folders import compared
 from tests.hubs import download, propose, push, shard
 from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
@@ -80,8 +80,7 @@ def test_a_job_says_by_how_much_tensors_differ(desk: Desk, hub: Server, small: s
     likeness, trust = desk.results.compare(small, copy, None)
     assert (likeness.verdict, trust.level) == ("same-structure", "contradicted")
     assert failed.error[0] in trust.reasons
-    *_, last = job.verify(small, copy, numeric=True, endpoint=hub.address)
-    assert last.verification.differences == differences  # type: ignore[union-attr]
+    assert compared(small, copy, numeric=True, endpoint=hub.address).differences == differences
 
 
 def test_a_cast_is_read_as_a_cast(desk: Desk, hub: Server, small: str, name: str, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from sharding import job
-from sharding.core.events import ShardFinished
 from sharding.demo import whole_job
 from sharding.demo.samples import BUILDERS
 from tests.commands import invoke
@@ -41,6 +40,7 @@ from tests.docs.pages import (
     subsection,
     table,
 )
+from tests.folders import until_shard
 
 
 def test_what_the_readme_shows_of_a_job_is_what_a_job_prints(checkpoint: Path, tmp_path: Path) -> None:
@@ -160,9 +160,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     write_my_model(tmp_path / "my-model")
-    events = job.shard("./my-model", "./unfinished", "5MB")
-    next(event for event in events if isinstance(event, ShardFinished))
-    events.close()
+    until_shard(job.shard("./my-model", "./unfinished", "5MB"), stop=True)
     return tmp_path
 
 

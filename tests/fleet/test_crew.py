@@ -18,7 +18,7 @@ from sharding.storage.journal import JOURNAL_NAME
 from tests.casts import save_mixed
 from tests.conftest import listing
 from tests.fleet.hands import Hands
-from tests.folders import reshard, staged
+from tests.folders import flip, reshard, staged
 from tests.hubs import TOKEN, after_commits, branches, push, shard
 from tests.inhouse import InHouse
 from tests.quantized import save_fp8
@@ -115,10 +115,7 @@ def test_what_an_earlier_run_has_kept_is_checked_by_the_workers(checkpoint: Path
     led(Hands(lambda part, *_: part.phase == "verify", count=1))
     with pytest.raises(Refused):
         reshard(checkpoint, out, workers="ray")
-    damaged = staged(out) / "model-00003-of-00006.safetensors.part"
-    data = bytearray(damaged.read_bytes())
-    data[-1] ^= 1
-    damaged.write_bytes(data)
+    flip(staged(out) / "model-00003-of-00006.safetensors.part")
     hands = led(Hands())
     assert reshard(checkpoint, out, workers="ray").verification.identical
     phases = Counter(re.search(r'"phase":"(\w+)"', part)[1] for part in hands.sent)  # type: ignore[index]

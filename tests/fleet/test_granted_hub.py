@@ -1,6 +1,6 @@
 """A worker reads and uploads with what it was granted, and knows when that is over."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +18,12 @@ from sharding.storage.hub.source import open_repo
 from tests.conftest import in_two_files, listing
 from tests.fleet.hands import Hands
 from tests.folders import reshard
-from tests.hubs import TOKEN, push, shard
+from tests.hubs import TOKEN, hub_over_http, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.tensors import stored_tensor
 
 FILE = "model-00001-of-00002.safetensors"
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
-        yield hub
+hub = hub_over_http
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from sharding import job
 from sharding.checkpoint.readers.torch_bin import read_archive
 from sharding.core.values import Content
-from sharding.report.schema import PlanSummary, Report
+from sharding.report.schema import PlanSummary
 from sharding.storage.folder_source import open_folder
 from tests import models
-from tests.folders import bits, reshard, tensors, weights
+from tests.folders import bits, compared, reshard, tensors, weights
 from tests.formats.test_torch_hostile import read
 from tests.fuzz.seeds import rezipped, saved
-from tests.hubs import TOKEN, push
+from tests.hubs import TOKEN, push, shard
 from tests.localhub.conftest import Server
 from tests.promises import promise
 
@@ -85,8 +85,7 @@ def test_every_bit_is_the_one_that_torch_loads(form: str, tmp_path: Path) -> Non
     report = reshard(source, tmp_path / "out", "1kB")
     assert {"pickled", "views"} <= codes(report.plan)
     assert bits_of(tensors(tmp_path / "out")) == bits_of(torch.load(source / "pytorch_model.bin", weights_only=True))
-    *_, verified = job.verify(str(source), str(tmp_path / "out"))
-    assert verified.verification.identical  # type: ignore[union-attr]
+    assert compared(source, tmp_path / "out").identical
 
 
 def test_a_dtype_that_torch_cannot_load_from_safetensors_keeps_its_bytes(tmp_path: Path) -> None:
@@ -208,11 +207,9 @@ def test_it_streams_from_hub_to_hub_and_plans_from_a_few_kilobytes(
     state = {f"layer.{number}.weight": torch.randn(300, 300) for number in range(12)}
     state["last"] = state["layer.3.weight"].t()
     push(hub, write_bin(folder / "source", saved(state)), "alice/pickled")
-    at: dict[str, Any] = {"endpoint": hub.address, "token": TOKEN}
-    checkpoint, plan = job.plan("alice/pickled", "1MB", **at)
+    _, plan = job.plan("alice/pickled", "1MB", endpoint=hub.address, token=TOKEN)
     assert len(plan.shards) == 7
-    *_, report = job.shard("alice/pickled", "alice/safe", "1MB", **at)
-    assert isinstance(report, Report)
+    report = shard(hub, "alice/pickled", "alice/safe", "1MB")
     assert report.verification.identical
     assert report.resources.disk_bytes_written == 0
     copy = Path(hub.api().snapshot_download("alice/safe", local_dir=folder / "out", cache_dir=folder / "cache"))
@@ -226,8 +223,7 @@ def test_an_old_file_of_one_tensor_that_ends_where_the_tensor_ends_is_no_safeten
     hub = served()
     torch.save({"w": torch.randn(9)}, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     push(hub, tmp_path, "alice/old")
-    *_, report = job.shard("alice/old", "alice/new", "1MB", endpoint=hub.address, token=TOKEN)
-    assert isinstance(report, Report) and report.verification.identical
+    assert shard(hub, "alice/old", "alice/new", "1MB").verification.identical
 
 
 def test_only_the_directory_and_the_pickle_are_read_to_plan(tmp_path: Path) -> None:

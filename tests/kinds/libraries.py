@@ -5,9 +5,10 @@ import site
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import ROOT
 
@@ -53,8 +54,8 @@ def declare_operators() -> None:
             _declared.append(operators)
 
 
-@contextmanager
-def process() -> Iterator[ProcessPoolExecutor]:
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[ProcessPoolExecutor]:
     """Start a process that can import them. Here, transformers would import torchvision in every test that follows."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, initializer=make_importable) as pool:

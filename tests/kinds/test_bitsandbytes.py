@@ -1,7 +1,6 @@
 """Devices are planned for weights of bitsandbytes, the printed code loads them, and --dequantize computes its numbers."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "int8": {"load_in_8bit": True},
 }
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    with libraries.process() as pool:
-        yield pool
+elsewhere = libraries.elsewhere
 
 
 @pytest.fixture(params=KINDS)

@@ -1,6 +1,5 @@
 """What a library loads from a copy is what it loads from the source, for every kind of repo that is taken."""
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -21,16 +20,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 SIZE = "20kB"
+elsewhere = libraries.elsewhere
 HERE = [name for name, kind in KINDS.items() if not kind.write]
 """What the libraries load that are there in any case."""
 BY_HAND = [name for name, kind in KINDS.items() if kind.write]
-
-
-@pytest.fixture(scope="session")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    """A process that can import the libraries of the others."""
-    with libraries.process() as pool:
-        yield pool
 
 
 def copy(kind: Kind, source: Path, out: Path) -> Report:

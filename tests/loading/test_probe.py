@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from sharding import job
 from sharding.loading.measure import Load, predict, probes
 from sharding.loading.probe import child as loading
 from tests import folders, models
 from tests.conftest import environment
+from tests.folders import compared
 from tests.lora import pickled_base
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -151,8 +151,7 @@ def test_one_flipped_bit_changes_the_logits_and_is_named_by_verify(tmp_path: Pat
     save_file(tensors, file, metadata={"format": "pt"})
     digests = [in_process(folder, "from_pretrained")["logits_sha256"] for folder in (original, sharded)]
     assert digests[0] != digests[1]
-    *_, verified = job.verify(str(original), str(sharded))
-    assert [mismatch.tensor for mismatch in verified.verification.mismatches] == [victim]  # type: ignore[union-attr]
+    assert [mismatch.tensor for mismatch in compared(original, sharded).mismatches] == [victim]
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ import gradio as gr
 import pytest
 
 from sharding import job
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.events import Verified
 from sharding.core.limits import MAX_WATCHERS
 from sharding.core.options import Options
 from sharding.core.verification import Outcome
@@ -27,6 +27,7 @@ from sharding.report.report import event_json
 from sharding.report.schema import Report
 from sharding.storage.hub.answers import Person
 from tests.conftest import in_a_loop, random_tensors
+from tests.folders import until_shard
 from tests.hubs import TOKEN, propose, shard
 from tests.page.rooms import Rooms, asks, login, told, whole
 from tests.page.sources import save_one
@@ -136,9 +137,7 @@ def test_an_interrupted_job_is_offered_to_those_who_may_write_where_it_is_staged
     rooms: Rooms, running: Running, namespace: str, others: list[str]
 ) -> None:
     form, name = rooms.form, f"{namespace}/interrupted"
-    for event in job.shard(MODEL, name, "60kB", endpoint=rooms.hub.address, token=TOKEN):
-        if isinstance(event, ShardFinished):
-            break
+    until_shard(job.shard(MODEL, name, "60kB", endpoint=rooms.hub.address, token=TOKEN), stop=True)
     lost = f"{'A' * 22}/{name}"
     assert "so you cannot see this job" in first(Running(rooms.desk, rooms.space, form), lost, "")[form.progress]
     for user in others:

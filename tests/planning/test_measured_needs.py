@@ -1,7 +1,6 @@
 """What a copy is said to need where it fits is what a load of it really takes on this machine's processor."""
 
 import math
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +28,9 @@ WIDE = {
 }  # fmt: skip
 """Matrices so large that the system takes back their memory: a small one that is freed may stay with the process."""
 FILES = "100MB"
+elsewhere = libraries.elsewhere
 LIBRARIES = predict({}, 0, None).peak_anon_bytes
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-
-
-@pytest.fixture(scope="module")
-def elsewhere() -> Iterator[ProcessPoolExecutor]:
-    with libraries.process() as pool:
-        yield pool
 
 
 def save(kind: str, folder: Path, elsewhere: ProcessPoolExecutor) -> Path:

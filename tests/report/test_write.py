@@ -1,7 +1,6 @@
 """What is written beside the shards says the terms of the source, and the dtype that every part of it has now."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,11 @@ import yaml
 from sharding import job
 from sharding.core.options import Options
 from tests.conftest import random_tensors, write_checkpoint
-from tests.hubs import download, push, shard
-from tests.inhouse import InHouse, hub_in_house
+from tests.hubs import download, new_hub, push, shard
+from tests.inhouse import InHouse
 from tests.storage.publications import write_pipeline
 
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path / "hub") as hub:
-        yield hub
+hub = new_hub
 
 
 def sharded(hub: InHouse, folder: Path, licence: str, private: bool | None = None) -> str:

@@ -16,13 +16,12 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig, FineGrai
 
 from sharding import job
 from sharding.core.errors import OverflowRefused, SourceError, UsageError
-from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.verification import Verification
 from sharding.report.schema import Report, parse_report
 from tests import hubs, models
 from tests.conftest import listing
-from tests.folders import bits, kept, reshard, tensors, until_shard, weights
+from tests.folders import bits, compared, kept, reshard, tensors, until_shard, weights
 from tests.inhouse import InHouse
 from tests.lora import DTYPES, Case, configured, save_adapter
 from tests.promises import promise
@@ -52,9 +51,7 @@ def dequantize(source: Path, out: Path, dtype: str = "keep", size: str = "200kB"
 
 
 def verified(source: Path, out: Path, **asked: Any) -> Verification:
-    *_, last = job.verify(str(source), str(out), dequantize=True, **asked)
-    assert isinstance(last, Verified)
-    return last.verification
+    return compared(source, out, dequantize=True, **asked)
 
 
 def same_as_theirs(source: Path, out: Path, asked: Any, dtype: str = "bf16") -> None:

@@ -1,7 +1,7 @@
 """One job on several machines makes what one machine makes, in a folder that they share and on a Hub, or is refused."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
@@ -16,8 +16,8 @@ from tests.clusters import ROOT, Cluster, cluster, of_session, wait_until
 from tests.conftest import random_tensors, write_checkpoint
 from tests.fleets import Event, alone, assert_same_folders, assert_same_repos, fleet, refusal, slow_parts, variables
 from tests.ggufs import model
-from tests.hubs import exists, push
-from tests.inhouse import InHouse, hub_in_house
+from tests.hubs import exists, hub_over_http, push
+from tests.inhouse import InHouse
 from tests.lora import Case, save_both
 from tests.quantized import FORMS, save_form
 from tests.scenarios.test_trained import small_model, trained
@@ -25,6 +25,7 @@ from tests.scenarios.test_trained import small_model, trained
 NUMBERS = count(1000)
 PIECES: list[Path] = []
 SIZE = "1.3MB"
+hub = hub_over_http
 Make = Callable[[Path], tuple[Path, list[str]]]
 
 
@@ -82,12 +83,6 @@ def adapted(place: Path) -> tuple[Path, list[str]]:
     """A model, and an adapter to merge into it."""
     base, adapter = save_both(Case(), place)
     return base, ["-s", "30kB", "--adapter", str(adapter)]
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
-        yield hub
 
 
 def assert_told(events: list[Event], cluster: Cluster, is_slow: bool = False) -> None:

@@ -12,13 +12,14 @@ import pytest
 from sharding.core.limits import GRANT_MARGIN_SECONDS
 from tests.clusters import Cluster, Node, cluster, kill
 from tests.fleets import Fleet, alone, assert_same_folders, assert_same_repos, fleet, slow_parts, variables
-from tests.hubs import push
+from tests.hubs import hub_over_http, push
 from tests.inhouse import InHouse, hub_in_house
 from tests.scenarios.test_fleet import SIZE, plain
 from tests.scenarios.torture import staged
 
 pytestmark = pytest.mark.thorough
 NUMBERS = count(1000)
+hub = hub_over_http
 
 
 @dataclass
@@ -52,12 +53,6 @@ class Work:
         """Do the same on one machine: it makes the same."""
         alone(variables(None, self.hub), self.source, self.alone, "-s", SIZE)
         self.assert_same()
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub"), xet_over_http=True) as hub:
-        yield hub
 
 
 @pytest.fixture

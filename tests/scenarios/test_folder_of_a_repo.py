@@ -8,7 +8,7 @@ import pytest
 from sharding import job
 from sharding.core.errors import DestinationError, ReplaceRefused, SourceError
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import finish
+from tests.folders import compared, finish
 from tests.folders import weights as weights_in
 from tests.hubs import TOKEN, download, files_of, shard
 from tests.inhouse import InHouse
@@ -67,11 +67,9 @@ def test_the_card_and_the_report_name_the_folder_and_their_command_finds_the_cop
     assert f"{repo}/tree/{commit}/a/deep%20er" in card and f"'{repo}@{commit}/a/deep er'" in card
     told = json.loads((tmp_path / "copy/sharding_report.json").read_text())["source"]
     assert (told["repo_id"], told["revision"], told["inside"]) == (repo, commit, "a/deep er/")
-    *_, last = job.verify(report.source.place.text, name, endpoint=hub.address, token=TOKEN)
-    assert last.verification.identical  # type: ignore[union-attr]
+    assert compared(report.source.place.text, name, endpoint=hub.address, token=TOKEN).identical
     for other in (repo, f"{repo}/sub", f"{repo}/submarine"):
-        *_, last = job.verify(other, name, endpoint=hub.address, token=TOKEN)
-        assert not last.verification.identical  # type: ignore[union-attr]
+        assert not compared(other, name, endpoint=hub.address, token=TOKEN).identical
 
 
 def test_the_copy_of_another_folder_is_another_copy(hub: Server, repo: str, name: str, tmp_path: Path) -> None:

@@ -1,30 +1,24 @@
 """GGUF models are cut, merged and copied: in folders and between Hubs, with proof, and nothing half-made is shown."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
 from sharding import job
-from sharding.core.events import Verified
 from sharding.core.options import Options
-from tests.folders import finish, reshard, staged, until_shard
+from tests.folders import compared, finish, reshard, staged, until_shard
 from tests.ggufs import MODEL, Info, files, gguf, key, layers, model
-from tests.hubs import TOKEN, download, shard
-from tests.inhouse import InHouse, hub_in_house
+from tests.hubs import TOKEN, download, hub_over_http, shard
+from tests.inhouse import InHouse
 from tests.promises import promise
 
 ONE = "single-file"
+hub = hub_over_http
 _LONG = key("vocabulary", ["x" * 999] * 5000)  # of 5 MB
 _SPLIT = [key("split.no", 0, 2), key("split.tensors.count", 8, 5), key("split.count", 0, 2)]
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InHouse]:
-    with hub_in_house(tmp_path_factory.mktemp("hub")) as hub:
-        yield hub
 
 
 @promise("docs/formats.md#gguf")
@@ -86,8 +80,7 @@ def test_a_glob_takes_several_models_in_one_job(tmp_path: Path) -> None:
     report = reshard(source, tmp_path / "out", "25kB", variant="*Q*")
     assert {name.partition("-0")[0] for name in files(tmp_path / "out")} == {"q/m-Q8_0", "m-Q4_0"}
     assert len(report.plan.weight_map) == 2 * len(layers())
-    *_, last = job.verify(str(source), str(tmp_path / "out"), variant="*Q*")
-    assert isinstance(last, Verified) and last.verification.identical
+    assert compared(source, tmp_path / "out", variant="*Q*").identical
 
 
 def test_verify_compares_tensors_and_all_keys_but_those_that_number_files(tmp_path: Path) -> None:
@@ -95,9 +88,7 @@ def test_verify_compares_tensors_and_all_keys_but_those_that_number_files(tmp_pa
     reshard(source, tmp_path / "parts", "10kB")
 
     def mismatches(copy: Path) -> set[str]:
-        *_, last = job.verify(str(source), str(copy))
-        assert isinstance(last, Verified)
-        return {mismatch.tensor for mismatch in last.verification.mismatches}
+        return {mismatch.tensor for mismatch in compared(source, copy).mismatches}
 
     assert not mismatches(tmp_path / "parts")
     other = [MODEL[0], key("n", 8), key("new", 1)]
@@ -116,8 +107,7 @@ def test_from_hub_to_hub_nothing_touches_the_disk_and_the_sources_hashes_are_met
     assert "ollama pull hf.co/alice/merged:Q4_K_M" in card and "llama-server -hf alice/merged:Q4_K_M" in card
     assert shard(hub, "alice/merged", "alice/again", "10kB").verification.evidence.rebuilt == 1
     assert "ollama pull" not in (download(hub, "alice/again", tmp_path / "again") / "README.md").read_text()
-    *_, last = job.verify("alice/parts", "alice/merged", endpoint=hub.address, token=TOKEN)
-    assert isinstance(last, Verified) and last.verification.identical
+    assert compared("alice/parts", "alice/merged", endpoint=hub.address, token=TOKEN).identical
 
 
 def in_lfs(hub: InHouse, folder: Path, name: str) -> str:

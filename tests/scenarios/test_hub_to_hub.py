@@ -10,13 +10,13 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import DestinationError
-from sharding.core.events import Planned, Progress, Published, ShardFinished, Verified
+from sharding.core.events import Planned, Progress, Published, ShardFinished
 from sharding.core.options import Options
 from sharding.formats.names import REPORT_NAME
 from sharding.report.schema import Report
 from tests.commands import run_process
 from tests.conftest import environment, listing
-from tests.folders import finish, weights
+from tests.folders import compared, finish, weights
 from tests.hubs import TOKEN, branches, download, files_of, push, shard
 from tests.inhouse import InHouse
 from tests.localhub.conftest import Server
@@ -24,12 +24,6 @@ from tests.promises import promise
 from tests.scenarios.conftest import NUMBERS, SOURCE
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_on_this_disk")
-
-
-def verified(hub: Server, source: str, copy: str) -> Verified:
-    *_, last = job.verify(source, copy, endpoint=hub.address, token=TOKEN)
-    assert isinstance(last, Verified) and last.verification.identical
-    return last
 
 
 @promise("README.md#what-you-can-rely-on")
@@ -54,7 +48,7 @@ def test_a_copy_is_private_until_one_commit_shows_all_of_it_and_no_byte_of_it_to
     copy = download(hub, name, tmp_path / "hub")
     assert weights(tmp_path / "folder").items() <= weights(copy).items()
     assert (copy / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-    verified(hub, SOURCE, name)
+    assert compared(SOURCE, name, endpoint=hub.address, token=TOKEN).identical
     assert report.resources.disk_bytes_written == 0
     steps = [event for event in events if isinstance(event, Progress)]
     assert {step.phase for step in steps} == {"transfer", "verify"}
@@ -73,7 +67,8 @@ def test_weights_beside_a_model_are_copied_without_the_disk(
     assert shard(hub, source, name).resources.disk_bytes_written == 0
     copy = download(hub, name, tmp_path / "hub")
     assert listing(copy / "lora") == listing(checkpoint / "lora")
-    assert "1 weight file beside them" in verified(hub, source, name).verification.method
+    proof = compared(source, name, endpoint=hub.address, token=TOKEN)
+    assert proof.identical and "1 weight file beside them" in proof.method
 
 
 @pytest.mark.parametrize("change", ["drop", "rename"])

@@ -5,7 +5,6 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +14,14 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.events import Planned, Verified
+from sharding.core.events import Planned
 from sharding.core.options import Options
-from sharding.core.verification import Verification
 from sharding.job import Event
-from sharding.report.schema import Report
 from sharding.storage.hub.client import Hub
 from tests import models
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import until_shard, write_ranks
-from tests.hubs import TOKEN, branches, exists, files_of, push, shard
+from tests.folders import compared, ended, flip, until_shard, write_ranks
+from tests.hubs import TOKEN, blob, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
 from tests.quantized import save_fp8
@@ -68,35 +65,8 @@ def lfs(stores: InHouse) -> Iterator[InHouse]:
         path.write_bytes(data)
 
 
-def stored(hub: InHouse, file: str = "model.safetensors", source: str = SOURCE) -> Path:
-    """Where the Hub keeps the bytes of a file of a source."""
-    (entry,) = hub.api().get_paths_info(source, file)
-    assert hub.hub
-    return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
-
-
-def compared(hub: InHouse, source: str, name: str, **asked: Any) -> Verification:
-    *_, last = job.verify(source, name, endpoint=hub.address, token=TOKEN, **asked)
-    assert isinstance(last, Verified)
-    return last.verification
-
-
 def begin(hub: InHouse, source: str, place: str, options: Options | str) -> Generator[Event, None, None]:
     return job.shard(source, place, options, endpoint=hub.address, token=TOKEN)
-
-
-def flip(path: Path, at_byte: int) -> Callable[[], None]:
-    """Turn a bit of a file; return what turns it back."""
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    data[at_byte] ^= 1
-    path.write_bytes(data)
-    return lambda: flip(path, at_byte) and None
-
-
-def problems(report: Report) -> str:
-    assert not report.verification.identical
-    return " ".join(mismatch.problem for mismatch in report.verification.mismatches)
 
 
 @pytest.mark.parametrize("place", ["hub", "folder"])
@@ -109,7 +79,7 @@ def test_wrong_bytes_of_weights_beside_the_model_are_not_published(
     save_file({"lora_A.weight": np.arange(9000)}, folder / file)
     made, source = name if place == "hub" else str(tmp_path / "out"), f"{name}-source"
     shard(lfs, str(folder), source, "1GB", private=False)
-    mend = flip(stored(lfs, file, source), 500)
+    mend = flip(blob(lfs, file, source), 500)
     with pytest.raises(SourceError, match=f"{file} arrived damaged"):
         shard(lfs, source, made)
     assert not (exists(lfs, name) and files_of(lfs, name) - {".gitattributes"})
@@ -126,7 +96,7 @@ def test_wrong_bytes_out_of_the_xet_store_are_not_published(tmp_path: Path, monk
         hub.api().get_safetensors_metadata(SOURCE)  # now the Hub has the header elsewhere as well
         files = [path for path in hub.hub.xet.folder.glob("xet/xorbs/xorbs/default.*") if path.suffix != ".tagset"]
         flip(max(files, key=lambda path: path.stat().st_size), HEADER_BYTES * 2)
-        assert "SHA-256 that the Hub states" in problems(shard(hub, SOURCE, "alice/made"))
+        assert "SHA-256 that the Hub states" in ended(begin(hub, SOURCE, "alice/made", "60kB"))
         assert hub.asked("xet-read-token")
         assert not exists(hub, "alice/made")
 
@@ -185,7 +155,7 @@ def making(request: pytest.FixtureRequest, lfs: InHouse) -> Made:
     source = f"{SOURCE}-{list(MADE_OF).index(request.param)}"
     entries = [entry for entry in lfs.api().list_repo_tree(source) if getattr(entry, "lfs", None)]
     largest = max(entries, key=lambda entry: entry.size)  # type: ignore[union-attr]
-    return lfs, source, MADE_OF[request.param][1], stored(lfs, largest.path, source)
+    return lfs, source, MADE_OF[request.param][1], blob(lfs, largest.path, source)
 
 
 READ_WRONGLY = "an earlier read of it does not match the file on the Hub"
@@ -195,16 +165,6 @@ AS_THEY_ARE, COMPUTED = "a .bin file", "FP8"
 
 def middle(file: Path) -> int:
     return file.stat().st_size // 2
-
-
-def ended(events: Iterator[Event]) -> str:
-    """What is wrong with the result, or why there is none."""
-    try:
-        *_, last = events
-    except SourceError as error:
-        return error.message
-    assert isinstance(last, Report)
-    return problems(last)
 
 
 @pytest.mark.parametrize("making", [kind for kind in MADE_OF if kind != "a copy"], indirect=True)
@@ -217,13 +177,13 @@ def test_what_is_made_and_what_is_compared_is_held_to_what_the_hub_states_of_the
     assert "read whole once more" in proof.method and "have the hash that the Hub states" in proof.method
 
     asked = {"dtype": options.dtype, "dequantize": options.dequantize}
-    proof = compared(hub, source, name, **asked)
+    proof = compared(source, name, endpoint=hub.address, token=TOKEN, **asked)
     assert proof.identical and not proof.unstated
     assert re.search(
         "files have the SHA-256 that the Hub.*once more: they have the hash that the Hub states", proof.method
     )
     flip(file, middle(file))
-    assert not compared(hub, source, name, **asked).identical
+    assert not compared(source, name, endpoint=hub.address, token=TOKEN, **asked).identical
 
 
 @promise("docs/formats.md#what-identical-means", "docs/security.md#what-is-trusted")
@@ -285,7 +245,9 @@ def test_a_copy_whose_store_gives_other_bytes_differs(lfs: InHouse, name: str) -
     assert lfs.hub
     # The same bytes as the source's are the same blob: both sides are wrong in the same way.
     flip(lfs.hub.blobs.path(report.shards[0].sha256), HEADER_BYTES * 2)
-    assert "SHA-256 that the Hub states" in " ".join(one.problem for one in compared(lfs, SOURCE, name).mismatches)
+    assert "SHA-256 that the Hub states" in " ".join(
+        one.problem for one in compared(SOURCE, name, endpoint=lfs.address, token=TOKEN).mismatches
+    )
 
 
 def test_a_small_file_in_git_is_held_to_its_name_there(

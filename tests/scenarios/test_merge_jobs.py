@@ -16,11 +16,10 @@ from sharding import job
 from sharding.core.errors import SourceError, UsageError
 from sharding.core.options import Options
 from sharding.core.origin import Place
-from sharding.core.verification import Verification
 from sharding.planning.plan import identify_plan
 from sharding.recipes import product
 from tests.commands import invoke
-from tests.folders import finish, kept, tensors, until_shard, weights
+from tests.folders import compared, finish, kept, tensors, until_shard, weights
 from tests.hubs import TOKEN, download, files_of, push, shard
 from tests.inhouse import InHouse
 from tests.lora import MODEL, WEIGHTS, Case, Tensors, each_one, edited, save_both
@@ -72,11 +71,6 @@ def doubled(_: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor * 2
 
 
-def verified(base: Path | str, copy: Path | str, **more: object) -> Verification:
-    *_, last = job.verify(str(base), str(copy), **more)  # type: ignore[arg-type]
-    return last.verification  # type: ignore[union-attr]
-
-
 def test_a_merge_from_hub_to_hub_says_what_it_was_made_of_and_verify_finds_it_equal(
     hub: InHouse, repos: tuple[str, str], folders: Folders, name: str, tmp_path: Path
 ) -> None:
@@ -100,7 +94,7 @@ def test_a_merge_from_hub_to_hub_says_what_it_was_made_of_and_verify_finds_it_eq
     assert (metadata["base_model"], metadata["base_model_relation"]) == (base, "finetune")
     assert all(commit[:12] in card for commit in commits) and sha256 in card
     assert not [file for file in files_of(hub, name) if "adapter" in file]
-    outcome = verified(f"{base}@{commits[0]}", name, adapter=made.by.text, endpoint=hub.address, token=TOKEN)
+    outcome = compared(f"{base}@{commits[0]}", name, adapter=made.by.text, endpoint=hub.address, token=TOKEN)
     assert outcome.identical and outcome.made == (made,) and not outcome.within
 
 
@@ -113,7 +107,7 @@ def test_a_merge_on_another_machine_is_within_the_tolerance_or_undecided_and_nev
     each_one(lambda _, tensor: tensor * (0.1 if is_usual else 1))(adapter)
     merge(base, adapter, tmp_path / "out")
     other_order.undo()
-    outcome = verified(base, tmp_path / "out", adapter=str(adapter))
+    outcome = compared(base, tmp_path / "out", adapter=str(adapter))
     assert not outcome.mismatches and not outcome.identical
     assert (outcome.holds, bool(outcome.undecided)) == (is_usual, not is_usual)
     told = f"bit-equal tensors: {29 - outcome.within}, within the tolerance: {outcome.within}"
@@ -129,7 +123,7 @@ def test_a_number_beyond_the_tolerance_is_a_difference(name: str, folders: Folde
     base, adapter = folders
     finish(job.shard(str(base), str(tmp_path / "out"), Options("1GB", adapter=str(adapter))))
     each_one(spoil, MODEL)(tmp_path / "out")
-    outcome = verified(base, tmp_path / "out", adapter=str(adapter))
+    outcome = compared(base, tmp_path / "out", adapter=str(adapter))
     assert [mismatch.tensor for mismatch in outcome.mismatches] == [name] and not outcome.holds
 
 
@@ -158,7 +152,7 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
     assert made.isfinite().all() if gives == "sums" else made.isnan().any() == (gives == "no numbers")
     assert made.isinf().any() == (gives == "infinities")
     each_one(lambda each, held: held.new_ones(held.shape) if each == name else held, MODEL)(tmp_path / "out")
-    outcome = verified(base, tmp_path / "out", adapter=str(adapter))
+    outcome = compared(base, tmp_path / "out", adapter=str(adapter))
     if gives == "sums":  # and the merge has said so
         assert (outcome.mismatches, outcome.undecided) == ((), 1) and outcome.outcome.kind == "undecided"
         assert [name in one.message for one in report.plan.findings if one.code == "cannot-be-judged"] == [True]
@@ -173,10 +167,10 @@ def test_an_adapter_whose_terms_cancel_or_overflow_does_not_widen_the_tolerance(
 
 def test_a_copy_of_the_base_is_not_the_merged_model_and_quick_cannot_judge_a_merge(folders: Folders) -> None:
     base, adapter = folders
-    outcome = verified(base, base, adapter=str(adapter))
+    outcome = compared(base, base, adapter=str(adapter))
     assert len(outcome.mismatches) == 14 and not outcome.holds
     with pytest.raises(UsageError):
-        verified(base, base, adapter=str(adapter), quick=True)
+        compared(base, base, adapter=str(adapter), quick=True)
 
 
 def test_another_adapter_under_the_same_name_is_noticed_when_a_merge_goes_on(folders: Folders, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sharding.core.errors import UsageError
 from sharding.core.options import Options
 from tests import models, quantized
 from tests.conftest import listing
-from tests.folders import reshard, tensors, weights
+from tests.folders import compared, reshard, tensors, weights
 from tests.lora import configured
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -136,8 +136,7 @@ def test_weights_of_a_quantized_base_are_cast_and_verified_as_any_other(
     ours, theirs = (json.loads((tmp_path / out / "config.json").read_text()) for out in ("out", "plain"))
     assert ours == theirs
     assert torch.equal(models.loaded_logits(tmp_path / "out"), models.loaded_logits(tmp_path / "plain"))
-    *_, verified = job.verify(str(run_of), str(tmp_path / "out"), dtype="fp16", base=str(base))
-    assert verified.verification.identical  # type: ignore[union-attr]
+    assert compared(run_of, tmp_path / "out", dtype="fp16", base=str(base)).identical
     with pytest.raises(UsageError, match="not quantized"):
         job.plan(str(run_of), Options(base=str(base), dequantize=True))
 
@@ -161,8 +160,7 @@ def test_a_run_that_trained_quantized_weights_keeps_what_says_how(save: Callable
     assert (tmp_path / "out/quant_config.json").exists()
     report = reshard(run, tmp_path / "plain", base=str(base), dequantize=True)
     assert [change.kind for change in report.plan.made] == ["dequantize"]
-    *_, verified = job.verify(str(run), str(tmp_path / "plain"), base=str(base), dequantize=True)
-    assert verified.verification.identical  # type: ignore[union-attr]
+    assert compared(run, tmp_path / "plain", base=str(base), dequantize=True).identical
 
 
 def test_buffers_and_unlucky_names_are_no_quantized_weights(

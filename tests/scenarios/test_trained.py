@@ -20,7 +20,7 @@ from sharding.demo import samples
 from tests import models
 from tests.commands import invoke
 from tests.conftest import ROOT, environment, listing
-from tests.folders import reshard, tensors
+from tests.folders import compared, reshard, tensors
 from tests.hubs import TOKEN, push, shard
 from tests.inhouse import InHouse
 from tests.promises import promise
@@ -113,8 +113,7 @@ def test_what_is_put_together_is_cast_cut_and_verified_as_any_other(base: Path, 
     ours, theirs = listing(tmp_path / "ours"), listing(tmp_path / "theirs")
     same = {name for name in theirs if name.startswith("model") or name == "config.json"}
     assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
-    *_, verified = job.verify(str(saved / "columns"), str(tmp_path / "ours"), dtype="bf16", base=str(base))
-    assert verified.verification.identical  # type: ignore[union-attr]
+    assert compared(saved / "columns", tmp_path / "ours", dtype="bf16", base=str(base)).identical
 
 
 def test_what_is_read_of_the_base_is_counted_too(base: Path, saved: Path, tmp_path: Path) -> None:

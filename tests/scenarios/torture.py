@@ -23,13 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.sections import RESULTS, replace_section
-from sharding import job
 from sharding.core.limits import THREADS
 from sharding.formats.names import STAGING_FOLDER
 from sharding.storage.folder_writing import staging_in
 from sharding.storage.hub.staging import RECORDS, STAGING_BRANCH
 from tests.conftest import environment, write_checkpoint
-from tests.folders import recorded_in, reshard
+from tests.folders import compared, recorded_in, reshard
 from tests.hubs import TOKEN, branches, exists, files_of, push
 from tests.localhub.conftest import Server
 from tests.storage.publications import stable
@@ -123,8 +122,7 @@ def torture_hub(hub: Server, source: str, name: str, place: Path, kills: int, mo
                 _run(hub, source, name, place, None)
             tally.finished += 1
             assert branches(hub, name) == {"main"}
-            *_, verified = job.verify(source, name, endpoint=hub.address, token=TOKEN)
-            assert verified.verification.identical  # type: ignore[union-attr]
+            assert compared(source, name, endpoint=hub.address, token=TOKEN).identical
     return tally
 
 

@@ -11,12 +11,11 @@ from safetensors.torch import load_file, save_file
 from sharding import job
 from sharding.core.dtypes import BY_OPTION
 from sharding.core.errors import OverflowRefused, UsageError
-from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.formats.quantization import configured
 from tests import models
 from tests.casts import MIXED, cast, save_mixed
-from tests.folders import bits, kept, tensors, until_shard
+from tests.folders import bits, compared, kept, tensors, until_shard
 from tests.hubs import TOKEN, push
 from tests.inhouse import InHouse
 
@@ -69,17 +68,11 @@ def test_the_result_says_that_it_is_a_cast_and_not_that_it_is_the_source(tmp_pat
 def test_verify_compares_a_copy_with_the_cast_source(tmp_path: Path) -> None:
     source = llama(tmp_path / "source")
     cast(source, tmp_path / "out", "bf16")
-
-    def verified(**options: object) -> Verified:
-        *_, last = job.verify(str(source), str(tmp_path / "out"), **options)  # type: ignore[arg-type]
-        assert isinstance(last, Verified)
-        return last
-
-    assert verified(dtype="bf16").verification.identical
-    assert not verified(dtype="fp16").verification.identical
-    assert not verified().verification.identical
+    assert compared(source, tmp_path / "out", dtype="bf16").identical
+    assert not compared(source, tmp_path / "out", dtype="fp16").identical
+    assert not compared(source, tmp_path / "out").identical
     with pytest.raises(UsageError, match="The stored digests"):
-        verified(dtype="bf16", quick=True)
+        compared(source, tmp_path / "out", dtype="bf16", quick=True)
 
 
 def test_another_dtype_is_another_job_and_the_same_one_goes_on(tmp_path: Path) -> None:

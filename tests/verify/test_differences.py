@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from sharding import job
 from sharding.core.dtypes import BY_NAME
-from sharding.core.events import Verified
 from sharding.core.verification import Difference, Verification
 from sharding.recipes.cast import numbers
 from sharding.verify import differences
 from sharding.verify.differences import Sums
 from tests.casts import MIXED, save_mixed
+from tests.folders import compared
 from tests.quantized import write
 
 NUMERIC = [name for name, dtype in BY_NAME.items() if dtype.bits >= 8 and name != "C64"]
@@ -135,9 +134,7 @@ def save(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
 
 
 def verified(first: object, second: object, **choices: Any) -> Verification:
-    *_, last = job.verify(str(first), str(second), **{"numeric": True, **choices})
-    assert isinstance(last, Verified)
-    return last.verification
+    return compared(first, second, **{"numeric": True, **choices})
 
 
 def differing(first: object, second: object, **choices: Any) -> dict[str, Difference]:

@@ -22,11 +22,10 @@ from sharding.core.protocols import Source
 from sharding.core.values import BytesRead, Component, FileEntry, Plan, Shard, Tensor
 from sharding.core.verification import Mismatch
 from sharding.recipes.stored import place_of
-from sharding.report.schema import Report
 from sharding.storage.folder_source import FolderSource, open_folder
 from sharding.verify.digests import Reader, check_structure
 from tests.conftest import in_two_files, random_tensors, write_checkpoint
-from tests.folders import result_of
+from tests.folders import reshard, result_of
 from tests.tensors import stored_tensor
 
 DATA = {f"{name}.bin": bytes((7 * n + salt) % 251 for n in range(5000)) for salt, name in enumerate("abcd")}
@@ -207,7 +206,6 @@ def test_a_file_must_hold_what_was_planned_and_what_is_another_is_named(written:
 
 
 def test_the_report_says_with_what_the_structure_was_checked(checkpoint: Path, tmp_path: Path) -> None:
-    *_, report = job.shard(str(checkpoint), str(tmp_path / "out"), "60kB")
-    assert isinstance(report, Report)
+    report = reshard(checkpoint, tmp_path / "out", "60kB")
     assert "structure checked by safetensors;" in report.verification.method
     assert "the Hub states" not in report.verification.method, "a folder states nothing"

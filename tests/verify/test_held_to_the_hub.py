@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from sharding import job
 from sharding.core.errors import SourceError
-from sharding.core.events import ShardFinished, Verified
+from sharding.core.events import ShardFinished
 from sharding.core.options import Options
 from sharding.core.values import FileEntry
 from sharding.core.verification import Mismatch, Verification
@@ -21,8 +21,8 @@ from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
 from tests.conftest import in_two_files, random_tensors, write_checkpoint
-from tests.folders import finish, kept, until_shard
-from tests.hubs import TOKEN, exists, files_of, push, shard
+from tests.folders import compared, finish, kept, until_shard
+from tests.hubs import TOKEN, blob, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.lora import Case, save_adapter, save_base
 from tests.promises import promise
@@ -62,12 +62,6 @@ def write_pipeline(folder: Path) -> Path:
     return folder
 
 
-def blob(hub: InHouse, file: str, repo_id: str = SOURCE) -> Path:
-    (entry,) = hub.api().get_paths_info(repo_id, file)
-    assert hub.hub and entry.lfs  # type: ignore[union-attr]
-    return hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
-
-
 def change(path: Path, was: bytes, becomes: bytes) -> Callable[..., object]:
     """Put other bytes of the same size in the place of the first `was`; return what undoes that."""
     path.chmod(0o644)
@@ -78,10 +72,7 @@ def change(path: Path, was: bytes, becomes: bytes) -> Callable[..., object]:
 
 
 def compare(hub: InHouse, one: object, other: object, **choices: object) -> Verification:
-    place = {"endpoint": hub.address, "token": TOKEN}
-    *_, last = job.verify(str(one), str(other), **place, **choices)  # type: ignore[arg-type]
-    assert isinstance(last, Verified)
-    return last.verification
+    return compared(one, other, endpoint=hub.address, token=TOKEN, **choices)
 
 
 def made(hub: InHouse, options: Options | str = "60kB", meanwhile: Callable[..., object] = repr) -> Report:

@@ -23,18 +23,17 @@ from sharding.core.origin import Place
 from sharding.core.values import Component, FileEntry, Plan, Shard, Tensor
 from sharding.formats.file_formats import format_of
 from sharding.recipes.stored import Stored
-from sharding.report.schema import Report
 from sharding.storage.hub import answers as retry
 from sharding.storage.hub.source import ArrivingSource, HubSource
 from sharding.storage.hub.staging import STAGING_BRANCH
 from sharding.verify.sampled import sampling
 from tests.conftest import random_tensors, write_checkpoint
-from tests.folders import finish, kept, until_shard
+from tests.folders import ended, finish, flip, kept, until_shard
 from tests.ggufs import MODEL, gguf, key, layers
-from tests.hubs import TOKEN, branches, exists, files_of, push, shard
+from tests.hubs import TOKEN, blob, branches, exists, files_of, push, shard
 from tests.inhouse import InHouse, hub_in_house
 from tests.promises import promise
-from tests.verify.test_held_to_the_hub import blob, compare, write_pipeline
+from tests.verify.test_held_to_the_hub import compare, write_pipeline
 
 SOURCE, MADE, FIRST = "alice/source", "alice/made", "model-00001-of-00004.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -62,16 +61,6 @@ xet = pytest.mark.parametrize("hub", [True], ids=["xet"], indirect=True)
 def begin(hub: InHouse, options: Options | str = SIZE, *, source: str = SOURCE, **more: Any) -> Iterator[Any]:
     more = {"proof": "stated", "endpoint": hub.address, "token": TOKEN, **more}
     return job.shard(source, MADE, options, **more)
-
-
-def ended(events: Iterator[Any]) -> str:
-    """What is wrong with a result, which is then not published."""
-    try:
-        *_, last = events
-    except SourceError as error:
-        return error.message
-    assert isinstance(last, Report) and not last.verification.may_be_published
-    return " ".join(f"{one.tensor}: {one.problem}" for one in last.verification.mismatches)
 
 
 @pytest.fixture
@@ -169,22 +158,11 @@ def test_a_hub_that_states_anything_else_of_a_file_publishes_nothing(
     assert not exists(hub, MADE)
 
 
-def flip(hub: InHouse, file: str, at: int) -> None:
-    """Turn a bit of a staged file in the store of the Hub."""
-    (entry,) = hub.api().get_paths_info(MADE, file, revision=STAGING_BRANCH)
-    assert hub.hub and entry.lfs  # type: ignore[union-attr]
-    path = hub.hub.blobs.path(entry.lfs.sha256)  # type: ignore[union-attr]
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def flipping(hub: InHouse, at: Callable[[int, int], int]) -> Iterator[Any]:
     """A job during which a bit of its first shard turns, once it is stored, `at` a place by its header and its size."""
     events = begin(hub)
     first = until_shard(events)
-    flip(hub, first.file, at(first.bytes - 240_000, first.bytes))
+    flip(blob(hub, first.file, MADE, STAGING_BRANCH), at(first.bytes - 240_000, first.bytes))
     return events
 
 
@@ -209,7 +187,7 @@ def test_the_last_weights_of_a_gguf_file_are_in_its_sample_wherever_its_tensors_
     push(hub, folder, "alice/gguf")
     events = begin(hub, "single-file", source="alice/gguf")
     one = until_shard(events)
-    flip(hub, one.file, one.bytes - 250)  # in the last tensor, before what fills it up
+    flip(blob(hub, one.file, MADE, STAGING_BRANCH), one.bytes - 250)  # in the last tensor, before what fills it up
     assert "are not as sent" in ended(events) and not exists(hub, MADE)
     assert finish(begin(hub, "200kB", source="alice/gguf")).verification.outcome.kind == "stated"
     assert compare(hub, "alice/gguf", MADE).identical
@@ -259,11 +237,8 @@ def test_a_changed_byte_elsewhere_is_not_noticed_until_all_are_read(
 
 @lfs
 def test_what_was_read_of_the_source_is_not_compared_and_the_method_says_so(hub: InHouse) -> None:
-    path = blob(hub, "model.safetensors")
-    path.chmod(0o644)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    path = blob(hub)
+    flip(path, path.stat().st_size // 2)
     assert "SHA-256" in ended(begin(hub, proof="read"))
     proof = finish(begin(hub)).verification
     assert "what was read of the source was not compared with hashes of the Hub" in proof.method
@@ -289,9 +264,7 @@ def test_a_forged_shard_with_a_forged_record_is_made_again(hub: InHouse, tmp_pat
     api = hub.api()
     local = Path(api.hf_hub_download(MADE, first.file, revision=STAGING_BRANCH, local_dir=tmp_path / "staged"))
     (record,) = [name for name in files_of(hub, MADE, STAGING_BRANCH) if name.endswith(f"{first.file}.json")]
-    data = bytearray(local.read_bytes())
-    data[-1] ^= 1
-    local.write_bytes(data)
+    flip(local)
     api.upload_file(path_or_fileobj=local, path_in_repo=first.file, repo_id=MADE, revision=STAGING_BRANCH)
     (entry,) = api.get_paths_info(MADE, first.file, revision=STAGING_BRANCH)
     text = json.loads(Path(api.hf_hub_download(MADE, record, revision=STAGING_BRANCH)).read_text())

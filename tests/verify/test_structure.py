@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from sharding import job
-from sharding.core.events import Verified
 from sharding.core.options import Options
 from sharding.core.values import Content, TensorDigest
-from sharding.core.verification import Verification
 from sharding.verify.structure import Claims, Contrast, Likeness, claims_of, compare_structure, sentence_of
 from tests import quantized
 from tests.conftest import random_tensors, write_checkpoint
+from tests.folders import compared
 
 Tensors = Mapping[str, np.ndarray]
 Write = Callable[..., Content]
@@ -50,12 +49,6 @@ def write(tmp_path: Path) -> Write:
 @pytest.fixture
 def original(write: Write) -> Content:
     return write("original", random_tensors())
-
-
-def verified(original: Path, copy: Path, **options: str) -> Verification:
-    *_, last = job.verify(str(original), str(copy), **options)  # type: ignore[arg-type]
-    assert isinstance(last, Verified)
-    return last.verification
 
 
 def test_equal_files_are_the_same_by_their_hashes_whatever_their_names(original: Content, write: Write) -> None:
@@ -93,7 +86,7 @@ def test_every_kind_of_difference_is_named_as_verify_names_it(original: Content,
         ("layers.12.weight", "added", "", "F32 [5000]"),
         ("norm.steps", "dtype", "I64 [7]", "I32 [7]"),
     ]
-    read = {(one.tensor, one.problem) for one in verified(tmp_path / "original", tmp_path / "copy").mismatches}
+    read = {(one.tensor, one.problem) for one in compared(tmp_path / "original", tmp_path / "copy").mismatches}
     assert {(one.tensor, one.problem) for one in likeness.mismatches} == read
     assert likeness.have_common and not compare_structure(original, write("other", {"x": np.ones(3)})).have_common
 
@@ -105,7 +98,7 @@ def test_a_cast_is_named_and_verify_with_it_finds_the_same_tensors(dtype: str, t
     *_, _ = job.shard(str(tmp_path / "original"), str(tmp_path / "copy"), Options("60kB", dtype=dtype))  # type: ignore[arg-type]
     likeness = compare_structure(stated(tmp_path / "original"), stated(tmp_path / "copy"))
     assert (likeness.verdict, likeness.asked, likeness.in_same_files) == ("converted", {"dtype": dtype}, 0)
-    assert verified(tmp_path / "original", tmp_path / "copy", **likeness.asked).identical
+    assert compared(tmp_path / "original", tmp_path / "copy", **likeness.asked).identical
 
 
 def test_a_cast_may_leave_tensors_in_fp32_and_one_tensor_in_another_dtype_is_no_cast(

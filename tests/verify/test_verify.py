@@ -12,11 +12,11 @@ import pytest
 
 from sharding import job
 from sharding.core.errors import SourceError, UsageError
-from sharding.core.events import Progress, Verified
-from sharding.core.verification import Mismatch, Verification
+from sharding.core.events import Progress
+from sharding.core.verification import Mismatch
 from sharding.recipes.stored import place_of
 from tests.conftest import in_two_files, write_checkpoint
-from tests.folders import finish, in_cache
+from tests.folders import compared, finish, flip, in_cache
 from tests.lora import Case, save_adapter, save_base
 from tests.promises import promise
 
@@ -34,12 +34,6 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def out(sharded: tuple[Path, Path], tmp_path: Path) -> Path:
     """A copy of the copy, to change."""
     return Path(copytree(sharded[1], tmp_path / "out"))
-
-
-def compared(one: object, other: object, **options: Any) -> Verification:
-    *_, verified = job.verify(str(one), str(other), **options)
-    assert isinstance(verified, Verified)
-    return verified.verification
 
 
 @promise("docs/formats.md#what-verify-compares")
@@ -141,10 +135,7 @@ def test_progress_is_that_of_both_and_goes_from_nothing_to_all(sharded: tuple[Pa
 
 def spoiled(snapshot: Path) -> Path:
     """Turn one bit of a weight file around, which the Hub's client does not notice."""
-    blob = next(iter(snapshot.glob("*.safetensors"))).resolve()
-    data = bytearray(blob.read_bytes())
-    data[-1] ^= 1
-    blob.write_bytes(data)
+    flip(next(iter(snapshot.glob("*.safetensors"))))
     return snapshot
 
 

@@ -58,7 +58,7 @@ def alike(draft: Draft, found: Comparison) -> Draft:
     _refuse_doubles(tensors)
     written, values = _configured(draft, found)
     configs, reconfigured = dict(draft.configs), draft.reconfigured
-    if written is not None and written != parsed_json(draft.configs.get("", "")):
+    if written != parsed_json(draft.configs.get("", "")):
         configs[""], reconfigured = json.dumps(written), draft.reconfigured | {""}
     details = details_of(found, values, is_kept=bool(draft.options.keep_extra))
     told = " ".join(f"{what[0].upper()}{what[1:]}: {text}." for what, text in details.items())
@@ -102,10 +102,8 @@ def _refuse_doubles(tensors: Sequence[Tensor]) -> None:
         raise SourceError(message, hint, Remedy("by_hand"))
 
 
-def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any] | None, list[Kept]]:
-    """Return the content of config.json, and the settings in which it is not the original's. None: there is none."""
-    if not found.form:
-        return None, []
+def _configured(draft: Draft, found: Comparison) -> tuple[dict[str, Any], list[Kept]]:
+    """Return the content of config.json, and the settings in which it is not the original's."""
     form = json.loads(without_quantization(json.dumps(found.form)))
     document = with_values(form, found.config) if has_own_config(draft.content) else dict(form)
     kept = list(kept_values(form, document))

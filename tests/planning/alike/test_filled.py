@@ -83,7 +83,7 @@ def test_a_head_that_is_filled_is_counted_and_has_the_words_of_the_original(tmp_
     mine = published(model, tmp_path / "mine")
     configure(mine, num_nextn_predict_layers=0)
     report = shard(mine, tmp_path / "out", like=original)
-    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1
+    assert configure(tmp_path / "out")["num_nextn_predict_layers"] == 1 and "nextn" not in words(report)
     by_hand = shard(mine, tmp_path / "by hand", fill="model.layers.2.*", fill_from=original)
     for told in map(words, (report, by_hand)):
         assert re.search(r"model\.layers\.2\.embed_tokens\.weight.* 96 rows.* 100 words", told)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from sharding.core.errors import SourceError
 from tests.folders import tensors
 from tests.lora import CAUSAL, SMALL
 from tests.planning.alike.models import (
@@ -35,6 +36,8 @@ WRAPPED = ("_orig_mod.", "module.", "base_model.model.", "module._orig_mod.", "_
 PREFIXES: dict[str, tuple[str, str, str]] = {
     **{prefix: ("qwen3_moe", "^", prefix) for prefix in WRAPPED},
     "base_layer.": ("llama", r"(?<=[qv]_proj)\.", ".base_layer."),
+    "four modules at once": ("llama", "^", "base_model.model.model.language_model."),
+    "gpt_neox. is missing": ("gpt_neox", r"^gpt_neox\.", ""),
     "model. is missing": ("llama", r"^model\.", ""),
     "language_model. is missing": ("gemma3", r"^language_model\.", ""),
     "language_model. is missing in model.": ("qwen3_5", r"^model\.language_model\.", "model."),
@@ -137,7 +140,15 @@ def test_what_the_original_lacks_is_left_out_and_said_or_kept_if_asked_for(keeps
     edit(mine, lambda state: state | more)
     report = shard(mine, tmp_path / "out", like=original, keep_extra=keeps)
     assert unlike(tensors(tmp_path / "out"), plain | more if keeps else plain) == {}
-    assert all(name in words(report) for name in more)
+    details = report.plan.made[0].details
+    assert all(name in details["kept" if keeps else "dropped"] for name in more)
+
+
+def test_two_tensors_never_get_one_name(tmp_path: Path) -> None:
+    original, mine = (published(build("llama", seed), tmp_path / f"{seed}") for seed in (0, 1))
+    edit(rename(mine, "^", "module."), lambda state: state | {"model.norm.weight": torch.ones(3).bfloat16()})
+    with pytest.raises(SourceError, match=r"called model\.norm\.weight"):
+        shard(mine, tmp_path / "out", like=original, keep_extra=True)
 
 
 OLD: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
@@ -194,7 +205,7 @@ def test_a_tied_head_is_stored_where_the_original_stores_one(
         edit(tmp_path / "mine", _with_head)
     report = shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
     assert shapes(tmp_path / "out") == shapes(tmp_path / "original")
-    assert "does not have" not in words(report), "a tied head is not lost"
+    assert not re.search("does not have|tie_word_embeddings", words(report)), "a tied head is not lost"
     loaded = load(tmp_path / "out", CAUSAL)
     assert loaded.told == {} and torch.equal(loaded.logits, logits(model))
 
@@ -212,8 +223,9 @@ def test_a_head_of_its_own_is_never_lost_because_the_original_s_is_tied(
         edit(tmp_path / "original", _with_head)
     model = _llama(tmp_path / "mine", 1, False)
     configure(tmp_path / "mine", tie_word_embeddings=says_tied)
-    shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
+    report = shard(tmp_path / "mine", tmp_path / "out", like=tmp_path / "original")
     assert torch.equal(load(tmp_path / "out", CAUSAL).logits, logits(model))
+    assert ("tie_word_embeddings false (original true)" in words(report)) is not says_tied
     assert configure(tmp_path / "out")["tie_word_embeddings"] is False
 
 

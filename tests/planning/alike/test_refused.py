@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sharding.core.errors import SourceError
-from tests import quantized
+from tests import pipelines, quantized
 from tests.commands import invoke
 from tests.conftest import listing
 from tests.folders import tensors
@@ -97,7 +97,11 @@ REFUSED: dict[str, tuple[str, str, dict[str, Edit], str]] = {
     "another shape behind a prefix": ("llama", "llama", {"mine": spoiled_and_prefixed}, "no rule explains"),
     "turned": ("llama", "llama", {"mine": spoil(K_PROJ, lambda held: held.T)}, r"layers\.1\.self_attn\.k_proj"),
     "fewer layers": ("llama", "llama", {"mine": one_layer}, r"layers\.1|num_hidden_layers"),
-    "more layers": ("llama", "llama", {"original": one_layer}, "num_hidden_layers"),
+    "more layers": ("llama", "llama", {"original": one_layer}, "is 2 in the folder mine, and 1 in"),
+    "a pipeline": ("llama", "llama", {"original": pipelines.save}, "one component"),
+    "a bias that is called like a constant": (
+        "gpt2", "gpt2", {"original": lambda it: edit(it, lambda held: held | {"h.1.attn.bias": torch.ones(32)})}, r"attn\.bias",
+    ),
     "biases that would be lost": ("llama", "llama", {"original": without_biases}, r"8 biases.*--keep-extra"),
     "a part of another name": (
         "llama", "llama", {"mine": with_dense("classifier"), "original": with_dense("pooler")}, r"pooler\.dense",
@@ -157,6 +161,8 @@ def test_a_quantized_original_gives_an_ordinary_copy_without_scales(tmp_path: Pa
     report = shard(mine, tmp_path / "out", "10MB", like=original)
     assert tensors(tmp_path / "out").keys() == model.keys() and "are quantized" in words(report)
     assert "quantization_config" not in configure(tmp_path / "out")
+    shard(rename(original, "^", "module."), tmp_path / "ordinary", "10MB", like=tmp_path / "out", dequantize=True)
+    assert tensors(tmp_path / "ordinary").keys() == model.keys()
 
 
 CONTRADICTIONS = (

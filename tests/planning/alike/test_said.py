@@ -43,6 +43,10 @@ def joined(folder: Path) -> Path:
     return edit(folder, join)
 
 
+def tied(folder: Path) -> None:
+    configure(edit(folder, lambda held: {n: held[n] for n in held if "lm_head" not in n}), tie_word_embeddings=True)
+
+
 WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "fused": ("qwen3_moe", lambda folder: in_memory(build("qwen3_moe", 1), folder), "are in one tensor"),
     "a prefix too many": ("llama", lambda folder: rename(folder, "^", "_orig_mod."), "_orig_mod."),
@@ -59,6 +63,7 @@ WRONG: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "turned": ("qwen3_vl_moe", turned, "the experts of 2 layers have inputs and outputs the other way round"),
     "joined": ("llama", joined, "gate and up are in one tensor in 4 weights"),
     "names in memory": ("vit", lambda folder: in_memory(build("vit", 1), folder), "other names here"),
+    "a tied head": ("llama", tied, "lm_head.weight is missing, because it is the embeddings here"),
     "no head": ("deepseek_v3", lambda folder: None, "model.layers.2"),
 }
 
@@ -127,5 +132,5 @@ def test_the_report_lists_what_became_of_what(tmp_path: Path) -> None:
         "settings": "rms_norm_eps 2e-05",
     }
     listed |= {"filled": f"model.layers.2 ({head} tensors)", "dropped": "1 tensor, value.weight"}
-    assert change["details"].keys() == listed.keys()
+    assert change["details"].keys() == listed.keys() and change["by"]["role"] == "like"
     assert all(text in change["details"][what] for what, text in listed.items())

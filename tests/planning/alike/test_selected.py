@@ -77,6 +77,9 @@ def test_only_then_drop_then_rename_and_what_is_missing_comes_from_elsewhere(
     dropped = sum(int(change.details.get("dropped", "0").split()[0]) for change in told.values())
     filled = told["fill"].changed if "fill" in told else 0
     assert len(wanted) == len(tensors(mine)) - dropped + filled and ("only" in told) is bool(asked["only"])
+    counts = {kind: int(change.done.split()[1]) for kind, change in told.items()}
+    assert counts.get("only", 0) + counts.get("drop", 0) == dropped and counts.get("fill", 0) == filled
+    assert counts.get("rename", 0) == len(wanted.keys() - tensors(source).keys())
     *_, verified = job.verify(str(mine), str(tmp_path / "out"), **{k: str(v) for k, v in choices.items()})
     assert verified.verification.identical  # type: ignore[union-attr]
 

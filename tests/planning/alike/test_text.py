@@ -24,6 +24,7 @@ from tests.planning.alike.models import (
     shapes,
     shard,
     unlike,
+    words,
 )
 
 SAMPLE = ("gemma3", "qwen2_5_vl", "qwen2_5_omni")
@@ -35,12 +36,13 @@ FORM = ["published", pytest.param("in memory", marks=pytest.mark.thorough)]
 @pytest.mark.parametrize("name", EACH)
 def test_the_text_model_alone_computes_what_it_computes_in_its_place(name: str, form: str, tmp_path: Path) -> None:
     source = FORMS[form](build(name), tmp_path / "in")
-    shard(source, tmp_path / "out", text_only=True)
+    report = shard(source, tmp_path / "out", text_only=True)
     assert json.loads((tmp_path / "out/config.json").read_text())["architectures"] == [TEXTS[name][1]]
     alone = load(tmp_path / "out", AutoModelForCausalLM)
     assert alone.told == {} and torch.equal(alone.logits, logits(build(name)))
     held, wanted = shapes(tmp_path / "out"), shapes(published(build_text(name), tmp_path / "text"))
     assert held == wanted
+    assert f"{len(shapes(source)) - len(held)} tensors of other parts" in words(report)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -71,6 +73,7 @@ def test_a_configuration_with_the_numbers_of_the_text_at_its_top_keeps_that_form
     flat = {**text, **config}
     (original / "config.json").write_text(json.dumps(flat))
     shard(original, tmp_path / "text", text_only=True)
+    assert not [key for key in configure(tmp_path / "text") if key.startswith(("vision_", "image_", "video_"))]
     assert torch.equal(load(tmp_path / "text", AutoModelForCausalLM).logits, logits(build("qwen2_5_vl")))
     shard(published(build_text("qwen2_5_vl"), tmp_path / "mine"), tmp_path / "out", like=original)
     assert "text_config" not in configure(tmp_path / "out")
