@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Literal
 from weakref import WeakValueDictionary
 
-from sharding.checkpoint.documents import read_card_base
+from sharding.checkpoint.documents import read_base
 from sharding.checkpoint.gguf import EVERY
 from sharding.checkpoint.read import read_checkpoint, read_inputs
 from sharding.checkpoint.trained import compare_with_base
@@ -244,9 +244,9 @@ def _steps(
 
 
 def _beside_original(checkpoint: Content, origin: Inputs, source: str, hub: Hub) -> Content:
-    """Return `checkpoint`, with a finding if it does not load where the base that its card names does."""
+    """Return `checkpoint`, with a finding if it does not load where the base that it names does."""
     with suppress(ShardingError):  # the base may be a secret, gone, or no model
-        if named := read_card_base(origin):
+        if named := read_base(origin):
             base = read_checkpoint(open_inputs({"model": named}, hub))
             findings = (*checkpoint.findings, *unlike_base(checkpoint, base, (source, named)))
             return replace(checkpoint, findings=findings)

@@ -129,12 +129,18 @@ def read_card_names(source: Files) -> tuple[str, frozenset[str]]:
 
 
 def read_card_base(source: Files) -> str:
-    """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError.
+    """Return the repo that the model card names as the base model, "" if none or several. Raises SourceError."""
+    return _repo(_card_metadata(source).get("base_model"))
 
-    Where the card names none, config.json may name what was loaded before a training."""
-    base = _card_metadata(source).get("base_model") or as_object(read_json(source, CONFIG_NAME)).get("_name_or_path")
-    base = base[0] if isinstance(base, list) and len(base) == 1 else base
-    return base if isinstance(base, str) and _REPO_ID.fullmatch(base) else ""
+
+def read_base(source: Files) -> str:
+    """Return the base that the model card names, or else what config.json says was loaded before a training."""
+    return read_card_base(source) or _repo(as_object(read_json(source, CONFIG_NAME)).get("_name_or_path"))
+
+
+def _repo(named: Any) -> str:
+    named = named[0] if isinstance(named, list) and len(named) == 1 else named
+    return named if isinstance(named, str) and _REPO_ID.fullmatch(named) else ""
 
 
 def _card_metadata(source: Files) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ TRANSPOSED = ("gpt_oss", "aria", "aria_text", "openai_privacy_filter")
 """Types whose experts have inputs before outputs (transformers 5.23, `is_transposed`)."""
 
 _APART = (*FUSED, "qwen3_5_moe", "lfm2_moe", "nemotron_h", "jamba", "mimo_v2_flash", "hy_v3", "laguna", "kolibri1")
+"""Types whose experts libraries load one by one."""
 
 OLD_BLOCKS = ("mixtral", "minimax", "minimax_m2", "phimoe")
 """Types whose blocks of experts are `block_sparse_moe` in files, and `mlp` in memory."""
